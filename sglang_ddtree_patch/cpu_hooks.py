@@ -1,0 +1,73 @@
+"""Replacements for the few SGLang functions that assume a GPU and have no seam in the platform interface.
+
+They are registered by the CPU platform alone, so a server on any other device never sees them, and the
+decode round needs no branch for a device it is not made for.
+"""
+
+import functools
+
+import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+
+@functools.cache
+def register_cpu_hooks() -> None:
+    """Register the hooks once in this process; SGLang applies them when it has loaded its plugins."""
+    for target, hook, hook_type in CPU_HOOKS:
+        HookRegistry.register(target, hook, hook_type)
+
+
+def assign_req_to_token_pool(
+    req_pool_indices: torch.Tensor,  # [batch]
+    req_to_token: torch.Tensor,  # [request rows, positions], written
+    start_offset: torch.Tensor,  # [batch]
+    end_offset: torch.Tensor,  # [batch]
+    out_cache_loc: torch.Tensor,  # slots of all requests, one after another
+    batch_size: int,
+) -> None:
+    """Write newly allocated slots into each request's row. Stock launches a Triton kernel."""
+    taken = 0
+    for row, start, end in zip(
+        req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True
+    ):
+        count = end - start
+        req_to_token[row, start:end] = out_cache_loc[taken : taken + count].to(req_to_token.dtype)
+        taken += count
+
+
+def get_last_loc(
+    req_to_token: torch.Tensor, req_pool_indices_tensor: torch.Tensor, prefix_lens_tensor: torch.Tensor
+) -> torch.Tensor:
+    """Slot of each request's last position, -1 for an empty one. Stock picks Triton by backend name."""
+    from sglang.srt.mem_cache.allocation import get_last_loc_torch
+
+    return get_last_loc_torch(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
+
+
+def keep_input_embeds_dtype(kwargs: dict, runner, forward_batch, pp_proxy_tensors) -> None:
+    """Undo the cast of draft embeddings to bfloat16, which a float32 draft model cannot multiply."""
+    if forward_batch.input_embeds is not None and forward_batch.replace_embeds is None:
+        kwargs["input_embeds"] = forward_batch.input_embeds.to(runner.dtype)
+
+
+def record_stream(original, tensor: torch.Tensor, stream) -> None:
+    """A CPU tensor has no stream to outlive: torch raises where there is nothing to do."""
+    if tensor.device.type != "cpu":
+        original(tensor, stream)
+
+
+# (what SGLang calls, what runs instead, how)
+CPU_HOOKS = (
+    (
+        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
+        assign_req_to_token_pool,
+        HookType.REPLACE,
+    ),
+    ("sglang.srt.mem_cache.allocation.get_last_loc", get_last_loc, HookType.REPLACE),
+    (
+        "sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
+        keep_input_embeds_dtype,
+        HookType.AFTER,
+    ),
+    ("torch.Tensor.record_stream", record_stream, HookType.AROUND),
+)
