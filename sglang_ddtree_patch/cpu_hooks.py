@@ -44,6 +44,13 @@ def get_last_loc(
     return get_last_loc_torch(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
 
 
+def default_attention_backend(server_args, use_mla_backend: bool, model_config) -> str:
+    """The stock backend that serves the model here. torch_native has no latent attention (MLA); Triton's
+    interpreter does, at some tenths of a second a token. The platform interface is not told the model.
+    """
+    return "triton" if use_mla_backend else "torch_native"
+
+
 def keep_input_embeds_dtype(kwargs: dict, runner, forward_batch, pp_proxy_tensors) -> None:
     """Undo the cast of draft embeddings to bfloat16, which a float32 draft model cannot multiply."""
     if forward_batch.input_embeds is not None and forward_batch.replace_embeds is None:
@@ -64,6 +71,11 @@ CPU_HOOKS = (
         HookType.REPLACE,
     ),
     ("sglang.srt.mem_cache.allocation.get_last_loc", get_last_loc, HookType.REPLACE),
+    (
+        "sglang.srt.arg_groups.model_override_base.get_default_attn_backend",
+        default_attention_backend,
+        HookType.REPLACE,
+    ),
     (
         "sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
         keep_input_embeds_dtype,

@@ -1,0 +1,141 @@
+"""A warm Python that forks SGLang servers, for CPU machines that start many of them.
+
+A server is three processes, and each spends ten seconds or more of a core importing the same modules:
+most of the time from start to ready on a small machine. Here one process imports them once and forks; the
+forked server then runs `sglang.launch_server` as usual, its own subprocesses forked as well. For CPU
+servers only: a process that has touched CUDA cannot be forked.
+
+    with ServerTemplate(CPU_ENVIRONMENT) as template:
+        with ServerProcess(arguments, launcher=template.launch) as server: ...
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sglang_ddtree_patch.launch.server_process import RunningServer, ServerStartError
+
+MODULE = "sglang_ddtree_patch.launch.server_template"
+# What a server imports on its way to ready, in whichever of its processes.
+WARM_MODULES = (
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.models.registry",
+)
+
+
+class ServerTemplate:
+    """The warm process, seen from the program that wants servers.
+
+    environment: what SGLang reads while it is being imported, above all SGLANG_PLATFORM. A server's own
+    environment may add to it, and takes effect for what is read later.
+    """
+
+    def __init__(self, environment: Mapping[str, str]):
+        self._environment = dict(environment)
+        self._process: subprocess.Popen | None = None
+        self._log = tempfile.TemporaryFile("w+")
+
+    def __enter__(self) -> "ServerTemplate":
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            env={**os.environ, **self._environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End the template and every server that is left; both happen when its input closes."""
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+    def launch(
+        self, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path
+    ) -> RunningServer:
+        """Fork a server; a `Launcher` for `ServerProcess`. The first call waits for the imports."""
+        request = {"arguments": list(arguments), "environment": dict(environment), "log": str(log_path)}
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise ServerStartError(self._failure()) from None
+        reply = self._process.stdout.readline()
+        if not reply:
+            raise ServerStartError(self._failure())
+        return RunningServer(json.loads(reply)["pid"])
+
+    def _failure(self) -> str:
+        self._log.seek(0)
+        return f"The process that forks SGLang servers ended. Its output:\n{self._log.read()[-4000:]}"
+
+
+def main() -> None:
+    """Import SGLang, then turn each request line on stdin into a server. Children go on from here."""
+    with contextlib.redirect_stdout(sys.stderr):
+        warm_up()
+    request = fork_on_request()
+    if request is not None:
+        become_server(request)
+
+
+def warm_up() -> None:
+    for module in WARM_MODULES:
+        __import__(module)
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.entrypoints.engine._set_envs_and_config", fork_subprocesses, HookType.AFTER
+    )
+
+
+def fork_subprocesses(result: None, *arguments: object, **options: object) -> None:
+    """SGLang has just asked for spawn, which would import everything anew."""
+    multiprocessing.set_start_method("fork", force=True)
+
+
+def fork_on_request() -> dict | None:
+    """In the template: answer requests until the input closes, then return None. In a child: its request."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps servers that end
+    servers = []
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return json.loads(line)
+        servers.append(pid)
+        print(json.dumps({"pid": pid}), flush=True)
+    for pid in servers:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    return None
+
+
+def become_server(request: dict) -> None:
+    """Run `python -m sglang.launch_server` in this process, detached from the template's pipes."""
+    os.setsid()
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.environ.update(request["environment"])
+    sys.argv = ["sglang.launch_server", *request["arguments"]]
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

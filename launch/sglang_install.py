@@ -1,0 +1,38 @@
+"""Is SGLang here, and is it the release this package is made for? Answered without importing it."""
+
+import importlib.metadata
+import importlib.util
+import sys
+
+SGLANG_VERSION = "0.5.23"
+INSTALL_HINT = f"pip install sglang=={SGLANG_VERSION}"
+
+
+def installed_sglang() -> str | None:
+    """Version of the installed SGLang, or None."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def require_sglang(command: str) -> bool:
+    """Say on stderr what is wrong with the installed SGLang, if anything; True when it will do."""
+    found = installed_sglang()
+    if found == SGLANG_VERSION:
+        return True
+    what = "is not installed" if found is None else f"{found} is installed"
+    print(
+        f"ddtree {command}: SGLang {what}, and this needs {SGLANG_VERSION}. Run: {INSTALL_HINT}",
+        file=sys.stderr,
+    )
+    return False
+
+
+def has_accelerator() -> bool:
+    """Whether torch sees a device other than the CPU; False where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.accelerator.is_available()

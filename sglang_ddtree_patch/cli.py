@@ -1,0 +1,47 @@
+"""The `ddtree` command: one subcommand a module, found here and nowhere else.
+
+A command module has `add_parser(subparsers)`, which sets `run` to a function from the parsed arguments to
+an exit code. Nothing on this path imports SGLang or torch, so that help and errors come at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from sglang_ddtree_patch import __version__
+from sglang_ddtree_patch.launch import demo, models, serve
+
+COMMANDS = (serve, demo, models)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if arguments.takes_sglang_flags:
+        arguments.sglang_flags = unknown
+    elif unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ddtree",
+        description="DDTree speculative decoding for stock SGLang.",
+        epilog="Start with: ddtree demo",
+    )
+    parser.set_defaults(takes_sglang_flags=False)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
