@@ -1,0 +1,12 @@
+"""Order and choice of tests: those that start no server come first, GPU tests run where there is a GPU."""
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("server") is not None)
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
