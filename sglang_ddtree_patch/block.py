@@ -1,0 +1,24 @@
+"""The sizes of one round, decided once when the server starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """How many rows, positions and slots a round uses for one request."""
+
+    width: int  # N: rows of the verify block, root included
+    draft: int  # B: positions of the drafter's block, root included
+    candidates: int  # K: candidates a drafted position
+
+    @property
+    def slots(self) -> int:
+        """KV slots behind the committed length that draft and verify write."""
+        return max(self.width, self.draft)
+
+    @property
+    def path(self) -> int:
+        """Rows of the longest path, root included: most tokens a round can commit."""
+        return min(self.width, self.draft)

@@ -1,0 +1,354 @@
+"""Every SGLang attribute that this package overrides, calls, reads or hooks.
+
+This is the whole surface between the two: what is not in this table is not used. Parameter names are
+compared in order; `members` are strings that a constant must hold. contract_check.py compares the table
+with the installed sources when the plugin loads, and the tests compare our overrides with the table.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+SUPPORTED_VERSION = "0.5.23"
+
+
+class Use(enum.Enum):
+    """How an attribute is used, which is what a mismatch breaks."""
+
+    OVERRIDE = "overridden by a subclass of ours"
+    CALL = "called"
+    READ = "read"
+    HOOK = "wrapped through SGLang's hook registry"
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute: where it is defined and what must hold of it."""
+
+    use: Use
+    module: str
+    name: str
+    parameters: tuple[str, ...] | None  # without self; None where it is not a function
+    members: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    @property
+    def expectation(self) -> str:
+        if self.parameters is not None:
+            return f"({', '.join(self.parameters)})"
+        if self.members:
+            return f"a constant that holds {', '.join(self.members)}"
+        return "an attribute of that name"
+
+
+def _a(use: Use, module: str, name: str, parameters: str | None = None, members: str = "") -> Attribute:
+    module = f"sglang.srt.{module}"
+    return Attribute(
+        use, module, name, None if parameters is None else tuple(parameters.split()), tuple(members.split())
+    )
+
+
+CONTRACT: tuple[Attribute, ...] = (
+    # Registration and hooks.
+    _a(Use.CALL, "plugins.hook_registry", "HookRegistry.register", "target hook hook_type source"),
+    _a(Use.READ, "plugins.hook_registry", "HookType.AROUND"),
+    _a(Use.READ, "plugins.hook_registry", "HookType.REPLACE"),
+    _a(Use.CALL, "arg_groups.choices", "add_attention_backend_choices"),
+    _a(Use.CALL, "arg_groups.choices", "add_draft_attention_backend_choices"),
+    _a(Use.READ, "arg_groups.choices", "DRAFT_ATTENTION_BACKEND_CHOICES"),
+    _a(Use.CALL, "arg_groups.resolution_hooks", "register_resolution_hook", "name"),
+    _a(
+        Use.READ, "arg_groups.resolution_hooks", "_OVERRIDABLE_HOOKS",
+        members="handle_model_source_paths handle_speculative_decoding",
+    ),
+    _a(Use.CALL, "layers.attention.attention_registry", "register_attention_backend", "name"),
+    _a(Use.READ, "layers.attention.attention_registry", "ATTENTION_BACKENDS"),
+    _a(
+        Use.CALL, "speculative.spec_info", "SpeculativeAlgorithm.register",
+        "name supports_overlap validate_server_args spec_class",
+    ),
+    _a(
+        Use.CALL, "speculative.spec_info", "SpeculativeAlgorithm.create_future_map",
+        "device req_to_token_pool needs_cpu_seq_lens needs_confidence_relay",
+    ),
+    _a(Use.READ, "speculative.spec_info", "SpeculativeAlgorithm.DFLASH"),
+    _a(Use.HOOK, "speculative.dflash_utils", "validate_dflash_request", "req enable_overlap"),
+    _a(Use.HOOK, "mem_cache.allocation_sizing", "get_req_to_token_extra_context_len", ""),
+    # The algorithm.
+    _a(Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.is_dflash", ""),
+    _a(Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.is_dflash_family", ""),
+    _a(Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.supports_target_verify_for_draft", ""),
+    _a(Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.supports_prefill_shared_read_done", ""),
+    _a(
+        Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.get_num_tokens_per_req_for_target_verify",
+        "num_draft_tokens is_draft_worker",
+    ),
+    _a(
+        Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.resolve_max_speculative_num_draft_tokens",
+        "server_args",
+    ),
+    _a(Use.OVERRIDE, "speculative.spec_info", "SpeculativeAlgorithm.need_topk", ""),
+    _a(Use.OVERRIDE, "speculative.spec_info", "SpeculativeAlgorithm.carries_draft_hidden_states", ""),
+    # Arguments.
+    _a(Use.CALL, "arg_groups.model_override_base", "attention_backends_of", "cfg"),
+    _a(Use.CALL, "arg_groups.model_override_base", "resolved_view", "server_args"),
+    _a(Use.CALL, "arg_groups.model_override_base", "resolving_view", "server_args"),
+    _a(Use.CALL, "arg_groups.overrides", "declare_resolution", "server_args source **fields"),
+    _a(Use.CALL, "arg_groups.overrides", "model_config_of"),
+    _a(Use.CALL, "configs.hybrid_arch", "mambaish_config", "model_config"),
+    _a(Use.READ, "configs.model_config", "ModelConfig.is_hybrid_swa"),
+    _a(Use.READ, "configs.model_config", "ModelConfig.vocab_size"),
+    _a(Use.CALL, "model_executor.cuda_graph_config", "with_phase", "config phase **changes"),
+    _a(Use.READ, "model_executor.cuda_graph_config", "Backend.DISABLED"),
+    _a(Use.READ, "model_executor.cuda_graph_config", "Phase.DECODE"),
+    _a(Use.CALL, "speculative.dflash_utils", "parse_dflash_draft_config", "draft_hf_config"),
+    _a(Use.READ, "speculative.dflash_utils", "DFlashDraftConfig.is_domino"),
+    _a(Use.READ, "speculative.dflash_utils", "DFlashDraftConfig.selector_rank"),
+    _a(Use.CALL, "speculative.dflash_utils", "DFlashDraftConfig.resolve_block_size", "default"),
+    _a(
+        Use.CALL, "utils.hf_transformers.config", "get_config",
+        "model trust_remote_code revision model_override_args model_config_parser **kwargs",
+    ),
+    _a(
+        Use.READ, "arg_groups.field_order", "POSITIONAL_FIELD_ORDER",
+        members="attention_backend prefill_attention_backend decode_attention_backend "
+        "speculative_attention_mode speculative_draft_attention_backend cuda_graph_config "
+        "max_running_requests page_size pp_size dcp_size enable_dp_attention enable_two_batch_overlap "
+        "enable_pdmux disaggregation_mode enable_lora lora_paths enable_strict_thinking "
+        "enable_deterministic_inference kv_cache_dtype trust_remote_code json_model_override_args "
+        "speculative_algorithm speculative_adaptive speculative_draft_window_size speculative_eagle_topk "
+        "speculative_num_steps speculative_num_draft_tokens speculative_dflash_block_size "
+        "speculative_draft_model_path speculative_draft_model_revision",
+    ),
+    _a(Use.CALL, "runtime_context", "get_spec", ""),
+    _a(Use.CALL, "runtime_context", "attention_backends", ""),
+    _a(Use.CALL, "runtime_context", "max_speculative_num_draft_tokens", ""),
+    _a(Use.CALL, "mem_cache.allocation_sizing", "get_alloc_reserve_per_decode", ""),
+    _a(Use.CALL, "mem_cache.allocation_sizing", "get_alloc_page_size", ""),
+    # Requests.
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.top_k"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.frequency_penalty"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.presence_penalty"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.repetition_penalty"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.min_new_tokens"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.beam_width"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.json_schema"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.regex"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.ebnf"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.structural_tag"),
+    _a(Use.READ, "managers.schedule_batch", "Req.custom_logit_processor"),
+    _a(Use.READ, "managers.schedule_batch", "Req.return_hidden_states"),
+    _a(Use.READ, "managers.schedule_batch", "Req.return_sampling_mask"),
+    # The worker.
+    _a(
+        Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.__init__",
+        "server_args gpu_id nccl_port target_worker",
+    ),
+    _a(
+        Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.alloc_memory_pool",
+        "memory_pool_config req_to_token_pool token_to_kv_pool_allocator",
+    ),
+    _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.init_attention_backends", ""),
+    _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.init_cuda_graphs", ""),
+    _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.prewarm_sampling", ""),
+    _a(
+        Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.forward_batch_generation",
+        "batch on_publish grammar_barrier pp_proxy_tensors",
+    ),
+    _a(
+        Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2._make_next_draft_input_prefill",
+        "bonus_tokens seq_lens",
+    ),
+    _a(
+        Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2._make_next_draft_input_decode",
+        "bonus_tokens new_seq_lens",
+    ),
+    _a(
+        Use.CALL, "speculative.dflash_worker_v2", "DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc",
+        "target_hidden cache_loc positions cache_loc_2d commit_lens extend_lens",
+    ),
+    _a(Use.CALL, "speculative.dflash_worker_v2", "DFlashWorkerV2._draft_write_ids", "plan"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2._target_logits_processor"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2._tp_sync"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2._mask_token_id"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2._noise_embed_scale"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2._draft_block_spec_info"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.selector"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.lilicorr"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.draft_model_runner"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.draft_parallel_layout"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.model_runner"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.device"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.speculative_num_draft_tokens"),
+    _a(
+        Use.CALL, "model_executor.model_runner", "ModelRunner.forward",
+        "forward_batch skip_attn_backend_init pp_proxy_tensors reinit_attn_backend split_forward_count",
+    ),
+    _a(Use.CALL, "model_executor.model_runner", "ModelRunner.prewarm_sampling", ""),
+    _a(Use.READ, "model_executor.model_runner", "ModelRunner.model_config"),
+    _a(Use.READ, "model_executor.model_runner", "ModelRunner.kv_index_translator"),
+    _a(Use.READ, "model_executor.model_runner", "ModelRunner.req_to_token_pool"),
+    _a(Use.READ, "model_executor.model_runner", "ModelRunner.token_to_kv_pool"),
+    _a(
+        Use.CALL, "managers.tp_worker", "TpModelWorker.forward_batch_generation",
+        "batch forward_batch pp_proxy_tensors is_verify skip_attn_backend_init capture_hidden_mode "
+        "return_kv_loc_plan",
+    ),
+    _a(Use.READ, "managers.tp_worker", "TpModelWorker.model_runner"),
+    _a(Use.READ, "mem_cache.memory_pool", "ReqToTokenPool.req_to_token"),
+    _a(
+        Use.CALL, "mem_cache.kv_index_translator", "KVIndexTranslator.plan",
+        "req_pool_indices seq_lens seq_lens_cpu write_virtual read_extent write_slots translated_writes",
+    ),
+    _a(Use.CALL, "mem_cache.kv_loc_plan", "KVLocPlan.bind", "batch reader cols"),
+    _a(Use.CALL, "mem_cache.kv_loc_plan", "KVLocPlan.write_ids", "reader kind cols"),
+    _a(Use.CALL, "models.dflash", "candidate_topk", "hidden lm_head k with_partition"),
+    _a(Use.CALL, "lora.layers", "unwrap_lora_layer", "module"),
+    _a(Use.CALL, "speculative.spec_utils", "draft_tp_context", "layout"),
+    _a(
+        Use.CALL, "speculative.dflash_utils", "apply_dflash_verify_logits_adjustments",
+        "next_token_logits sampling_info draft_token_num",
+    ),
+    _a(
+        Use.CALL, "layers.logprob_processor", "compute_spec_logprobs",
+        "batch logits_output predict accept_index chain_stride",
+    ),
+    _a(Use.CALL, "layers.logits_processor", "LogitsProcessor.is_deferred_shard", "logits"),
+    _a(Use.CALL, "layers.logits_processor", "LogitsProcessor.finish_deferred_gather", "logits"),
+    _a(Use.READ, "layers.logits_processor", "LogitsProcessorOutput.next_token_logits"),
+    _a(Use.READ, "layers.logits_processor", "LogitsProcessorOutput.hidden_states"),
+    _a(Use.CALL, "speculative.spec_tp_sync", "SpecTpSync.sync", "site values"),
+    _a(Use.READ, "speculative.spec_tp_sync", "SpecTpSyncSite.DFLASH_ACCEPT_GREEDY"),
+    _a(Use.READ, "managers.utils", "GenerationBatchResult.next_token_ids"),
+    _a(Use.READ, "managers.utils", "GenerationBatchResult.accept_lens"),
+    _a(Use.READ, "managers.utils", "GenerationBatchResult.next_draft_input"),
+    _a(Use.READ, "managers.utils", "GenerationBatchResult.speculative_num_draft_tokens"),
+    _a(Use.READ, "managers.utils", "GenerationBatchResult.speculative_output_stride"),
+    _a(Use.READ, "managers.utils", "GenerationBatchResult.new_seq_lens"),
+    _a(Use.READ, "managers.utils", "GenerationBatchResult.can_run_cuda_graph"),
+    _a(Use.READ, "managers.utils", "GenerationBatchResult.routed_experts_output"),
+    _a(Use.READ, "managers.utils", "GenerationBatchResult.indexer_topk_output"),
+    # Spec inputs.
+    _a(
+        Use.CALL, "speculative.dflash_info", "DFlashVerifyInput.prepare_for_verify",
+        "batch target_worker defer_metadata_init",
+    ),
+    _a(Use.READ, "speculative.dflash_info", "DFlashVerifyInput.draft_token"),
+    _a(Use.READ, "speculative.dflash_info", "DFlashVerifyInput.positions"),
+    _a(Use.READ, "speculative.dflash_info", "DFlashVerifyInput.draft_token_num"),
+    _a(Use.READ, "speculative.dflash_info", "DFlashVerifyInput.capture_hidden_mode"),
+    _a(Use.READ, "speculative.dflash_info", "DFlashVerifyInput.kv_loc_plan"),
+    _a(Use.READ, "speculative.dflash_info", "DFlashVerifyInput.kv_loc_cols"),
+    _a(Use.OVERRIDE, "speculative.dflash_info_v2", "DFlashDraftInputV2.prepare_for_decode", "batch"),
+    _a(Use.READ, "speculative.dflash_info_v2", "DFlashDraftInputV2.bonus_tokens"),
+    _a(Use.READ, "speculative.dflash_info_v2", "DFlashDraftInputV2.nxt_kv_lens_cpu"),
+    _a(Use.READ, "speculative.dflash_info_v2", "DFlashDraftInputV2.nxt_kv_lens_sum"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.req_pool_indices"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.seq_lens"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.seq_lens_cpu"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.seq_lens_sum"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.out_cache_loc"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.batch_size"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.spec_info"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.input_embeds"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.num_token_non_padded"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.global_num_token_non_padded_cpu"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.can_run_decode_cuda_graph"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardMode.TARGET_VERIFY"),
+    _a(Use.CALL, "model_executor.forward_batch_info", "ForwardMode.is_target_verify", ""),
+    _a(Use.CALL, "model_executor.forward_batch_info", "ForwardMode.is_extend", "include_draft_extend_v2"),
+    _a(Use.CALL, "model_executor.forward_batch_info", "ForwardMode.is_idle", ""),
+    _a(Use.READ, "model_executor.forward_batch_info", "CaptureHiddenMode.FULL"),
+    _a(Use.READ, "model_executor.forward_batch_info", "CaptureHiddenMode.NULL"),
+    _a(Use.CALL, "model_executor.forward_batch_info", "enable_num_token_non_padded", ""),
+    # The attention backend.
+    _a(
+        Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.init_forward_metadata",
+        "forward_batch",
+    ),
+    _a(
+        Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.forward",
+        "q k v layer forward_batch save_kv_cache **kwargs",
+    ),
+    _a(
+        Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.forward_extend",
+        "q k v layer forward_batch save_kv_cache **kwargs",
+    ),
+    _a(Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.needs_cpu_seq_lens"),
+    _a(Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.verify_mask"),
+    _a(Use.CALL, "mem_cache.memory_pool", "KVWriteLoc.for_batch", "forward_batch swa_loc full_loc"),
+    _a(Use.CALL, "mem_cache.memory_pool", "MHATokenToKVPool.get_key_buffer", "layer_id"),
+    _a(Use.CALL, "mem_cache.memory_pool", "MHATokenToKVPool.get_value_buffer", "layer_id"),
+    _a(
+        Use.CALL, "mem_cache.memory_pool", "MHATokenToKVPool.set_kv_buffer",
+        "layer loc_info cache_k cache_v k_scale v_scale layer_id_override dcp_kv_mask",
+    ),
+    _a(Use.CALL, "mem_cache.memory_pool", "MHATokenToKVPool.move_kv_cache", "tgt_loc src_loc"),
+    _a(
+        Use.CALL, "mem_cache.memory_pool", "MLATokenToKVPool.set_mla_kv_buffer",
+        "layer loc_info cache_k_nope cache_k_rope layer_id_override",
+    ),
+    _a(Use.CALL, "mem_cache.memory_pool", "MLATokenToKVPool.get_key_buffer", "layer_id"),
+    _a(Use.CALL, "mem_cache.memory_pool", "MLATokenToKVPool.get_value_buffer", "layer_id"),
+    _a(Use.READ, "layers.radix_attention", "AttentionType.ENCODER_ONLY"),
+    _a(Use.READ, "layers.radix_attention", "RadixAttention.layer_id"),
+    _a(Use.READ, "layers.radix_attention", "RadixAttention.scaling"),
+    _a(Use.READ, "layers.radix_attention", "RadixAttention.logit_cap"),
+    _a(Use.READ, "layers.radix_attention", "RadixAttention.attn_type"),
+    _a(Use.READ, "layers.radix_attention", "RadixAttention.tp_q_head_num"),
+    _a(Use.READ, "layers.radix_attention", "RadixAttention.qk_head_dim"),
+    _a(Use.READ, "layers.radix_attention", "RadixAttention.v_head_dim"),
+    # The CPU platform.
+    _a(Use.READ, "environ", "Envs.SGLANG_PLATFORM"),
+    _a(Use.READ, "plugins.hook_registry", "HookType.AFTER"),
+    _a(Use.READ, "platforms.cpu", "CpuDeviceMixin"),
+    _a(Use.READ, "platforms.device_mixin", "PlatformEnum.OOT"),
+    _a(Use.READ, "platforms.interface", "KVPoolKind"),
+    _a(Use.READ, "platforms.interface", "PlatformCapabilities.supports_triton"),
+    _a(Use.READ, "platforms.interface", "PlatformCapabilities.graph_capture"),
+    _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.apply_server_args_defaults", "server_args"),
+    _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.get_default_attention_backend", ""),
+    _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.get_dispatch_key_name", ""),
+    _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.get_kv_pool_cls", "kind"),
+    _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.supports_speculative_algorithm", "algorithm"),
+    _a(
+        Use.OVERRIDE, "platforms.interface", "SRTPlatform.supports_speculative_draft_attention_backend",
+        "algorithm backend",
+    ),
+    _a(
+        Use.OVERRIDE, "platforms.interface", "SRTPlatform.get_default_speculative_draft_attention_backend",
+        "algorithm",
+    ),
+    _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.get_speculative_cache_locs_fn", ""),
+    _a(Use.OVERRIDE, "mem_cache.memory_pool", "MHATokenToKVPool._init_kv_copy_and_warmup", ""),
+    _a(Use.OVERRIDE, "mem_cache.memory_pool", "MHATokenToKVPool._move_kv_cache_impl", "tgt_loc src_loc"),
+    _a(Use.CALL, "mem_cache.memory_pool", "move_kv_cache_native", "k_buffer v_buffer tgt_loc src_loc"),
+    _a(
+        Use.HOOK, "mem_cache.allocation", "assign_req_to_token_pool_func",
+        "req_pool_indices req_to_token start_offset end_offset out_cache_loc batch_size",
+    ),
+    _a(
+        Use.HOOK, "mem_cache.allocation", "get_last_loc",
+        "req_to_token req_pool_indices_tensor prefix_lens_tensor",
+    ),
+    _a(
+        Use.CALL, "mem_cache.allocation", "get_last_loc_torch",
+        "req_to_token req_pool_indices_tensor prefix_lens_tensor",
+    ),
+    _a(
+        Use.HOOK, "arg_groups.model_override_base", "get_default_attn_backend",
+        "server_args use_mla_backend model_config",
+    ),
+    _a(
+        Use.HOOK, "model_executor.model_runner", "ModelRunner._extend_forward_kwargs",
+        "forward_batch pp_proxy_tensors",
+    ),
+    _a(Use.READ, "model_executor.model_runner", "ModelRunner.dtype"),
+    _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.replace_embeds"),
+    # The process that forks servers for tests and the demo.
+    _a(Use.HOOK, "entrypoints.engine", "_set_envs_and_config", "server_args"),
+)

@@ -1,0 +1,103 @@
+"""Draft: one forward of the DFlash drafter over a block, down to candidates a position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.lora.layers import unwrap_lora_layer
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+    enable_num_token_non_padded,
+)
+from sglang.srt.models.dflash import candidate_topk
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+from sglang_ddtree_patch.block import BlockSizes
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The drafter's best tokens at each position behind the root, best first."""
+
+    tokens: torch.Tensor  # [batch, draft - 1, candidates] int64
+    log_probs: torch.Tensor  # [batch, draft - 1, candidates] float32
+
+
+def draft_candidates(worker: Any, batch: Any, plan: Any, sizes: BlockSizes) -> Candidates:
+    """Run the drafter on ``[root, mask, mask, ...]`` of every request.
+
+    Args:
+        worker: the DFLASH worker that owns the draft model (`DDTreeWorker`).
+        batch: SGLang's ScheduleBatch of a decode round; its spec_info holds the root tokens.
+        plan: the round's KV slots (SGLang's KVLocPlan) over ``sizes.slots`` columns.
+        sizes: rows and positions of the round.
+
+    Returns:
+        Candidates; log-probabilities are normalized over the whole vocabulary, on all ranks alike.
+    """
+    forward_batch = _block_forward_batch(worker, batch, sizes)
+    plan.bind(
+        forward_batch, worker.draft_model_runner.kv_index_translator,
+        cols=None if sizes.draft == sizes.slots else slice(0, sizes.draft),
+    )
+    with torch.inference_mode(), draft_tp_context(worker.draft_parallel_layout):
+        hidden = worker.draft_model_runner.forward(forward_batch).logits_output.hidden_states
+        hidden = hidden.view(len(batch.seq_lens), sizes.draft, -1)[:, 1:]
+        head = unwrap_lora_layer(worker.target_worker.model_runner.model.lm_head)
+        tokens, logits, partition = candidate_topk(
+            hidden.flatten(0, 1), head, sizes.candidates, with_partition=True
+        )
+    shape = (*hidden.shape[:2], sizes.candidates)
+    log_probs = logits.float() - partition.float()[:, None]
+    return Candidates(tokens=tokens.view(shape), log_probs=log_probs.view(shape))
+
+
+def _block_forward_batch(worker: Any, batch: Any, sizes: BlockSizes) -> ForwardBatch:
+    """The drafter's forward over the block, planned on host bounds so that nothing waits for a length."""
+    count, device = len(batch.seq_lens), worker.device
+    prefix_lens = batch.seq_lens
+    block_ids = torch.full((count, sizes.draft), worker.mask_token_id, dtype=torch.int64, device=device)
+    block_ids[:, 0] = batch.spec_info.bonus_tokens
+    embed = unwrap_lora_layer(worker.target_worker.model_runner.model.get_input_embeddings())
+    input_embeds = embed(block_ids) * worker.noise_embed_scale
+    positions = prefix_lens[:, None] + torch.arange(sizes.draft, device=device)
+    host_bound, host_sum = verify_host_bound(batch, sizes.draft)
+    return ForwardBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        batch_size=count,
+        input_ids=block_ids.flatten(),
+        req_pool_indices=batch.req_pool_indices,
+        seq_lens=prefix_lens,
+        out_cache_loc=None,
+        seq_lens_sum=host_sum,
+        seq_lens_cpu=host_bound.to(torch.int32),
+        positions=positions.flatten(),
+        input_embeds=input_embeds.flatten(0, 1),
+        # The draft model runs as DFLASH does: a block verify without a causal mask.
+        spec_algorithm=SpeculativeAlgorithm.DFLASH,
+        spec_info=worker.draft_block_spec_info,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        num_token_non_padded=(
+            torch.full((), count * sizes.draft, dtype=torch.int32, device=device)
+            if enable_num_token_non_padded()
+            else None
+        ),
+        global_num_token_non_padded_cpu=count * sizes.draft,
+        can_run_decode_cuda_graph=batch.can_run_decode_cuda_graph,
+    )
+
+
+def verify_host_bound(batch: Any, rows: int) -> tuple[torch.Tensor, int]:
+    """An upper bound, on the host, of every request's length with ``rows`` block rows; and its sum.
+
+    Under overlap scheduling the exact lengths are still on the device; what was reserved bounds them.
+    """
+    if batch.seq_lens_cpu is not None:
+        bound = batch.seq_lens_cpu + rows
+        return bound, int(bound.sum())
+    return batch.spec_info.nxt_kv_lens_cpu, int(batch.spec_info.nxt_kv_lens_sum)

@@ -1,0 +1,34 @@
+"""Names and settings of DDTREE that SGLang's own flags do not carry."""
+
+from __future__ import annotations
+
+import os
+
+from sglang_ddtree_patch.errors import ConfigurationError
+
+ALGORITHM = "DDTREE"
+BACKEND = "ddtree-verify"
+
+DEFAULT_WIDTH = 16
+MAX_WIDTH = 256
+
+# Candidates a position, from the environment because every process of a server inherits it and SGLang
+# has no flag for it: --speculative-eagle-topk also changes how KV slots are counted.
+CANDIDATES_VARIABLE = "SGLANG_DDTREE_TOPK"
+DEFAULT_CANDIDATES = 8
+MAX_CANDIDATES = 64
+
+
+def candidates_per_position() -> int:
+    """The drafter's candidates a position (top-k), from ``SGLANG_DDTREE_TOPK``.
+
+    Raises:
+        ConfigurationError: not an integer from 1 to ``MAX_CANDIDATES``.
+    """
+    text = os.environ.get(CANDIDATES_VARIABLE, str(DEFAULT_CANDIDATES))
+    if not text.strip().isdecimal() or not 1 <= int(text) <= MAX_CANDIDATES:
+        raise ConfigurationError(
+            f"{CANDIDATES_VARIABLE}={text!r} is not a number of candidates a position: "
+            f"set it to an integer from 1 to {MAX_CANDIDATES}, or unset it for {DEFAULT_CANDIDATES}."
+        )
+    return int(text)

@@ -1,0 +1,226 @@
+"""The DDTREE worker: one decode round, step by step.
+
+    draft    DFlash block forward -> candidates a position      draft_step.py
+    tree     best prefixes under the width -> block rows        kernels/tree.py
+    verify   target forward over the block                      verify_input.py, backend.py
+    accept   walk from the root along the target's tokens       kernels/accept.py
+    commit   accepted rows to the front, drafter fed            commit.py
+
+Everything around the round (draft model, pools, prefill, the drafter's KV) is DFlashWorkerV2's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
+from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
+
+from sglang_ddtree_patch.block import BlockSizes
+from sglang_ddtree_patch.commit import commit_target_kv, path_hidden_states
+from sglang_ddtree_patch.draft_step import draft_candidates, verify_host_bound
+from sglang_ddtree_patch.errors import ConfigurationError
+from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
+from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
+from sglang_ddtree_patch.settings import candidates_per_position
+from sglang_ddtree_patch.verify_input import DDTreeDraftInput, TreeVerifyInput
+
+
+class DDTreeWorker(DFlashWorkerV2):
+    """Drafts, verifies and commits token trees on SGLang's V2 speculative schema."""
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any):
+        spec = get_spec()
+        vocabulary = target_worker.model_runner.model_config.vocab_size
+        self.sizes = BlockSizes(
+            width=int(spec.speculative_num_draft_tokens),
+            draft=int(spec.speculative_dflash_block_size),
+            candidates=min(candidates_per_position(), vocabulary),
+        )
+        with self._draft_width():
+            super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        if self.selector is not None or self.lilicorr is not None:
+            raise ConfigurationError(
+                "the draft model carries a selector or LiLiCorr head, which proposes one chain: "
+                "DDTREE needs a plain DFlash drafter."
+            )
+        # Schedulers and metrics read the verify width here; the parent set the drafter's block.
+        self.speculative_num_draft_tokens = self.sizes.width
+
+    def _draft_width(self) -> contextlib.AbstractContextManager:
+        """A scope where SGLang's one width is the drafter's block, as all of the parent's set-up reads it."""
+        return get_spec().override(speculative_num_draft_tokens=self.sizes.draft)
+
+    @property
+    def mask_token_id(self) -> int:
+        return int(self._mask_token_id)
+
+    @property
+    def noise_embed_scale(self) -> float:
+        return self._noise_embed_scale
+
+    @property
+    def draft_block_spec_info(self) -> Any:
+        return self._draft_block_spec_info
+
+    def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
+        with self._draft_width():
+            super().alloc_memory_pool(*args, **kwargs)
+
+    def init_attention_backends(self) -> None:
+        with self._draft_width():
+            super().init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        with self._draft_width():
+            super().init_cuda_graphs()
+
+    def prewarm_sampling(self) -> Any:
+        """Rehearse the target's own sampler; the parent rehearses its chain, which never runs here."""
+        return self.model_runner.prewarm_sampling()
+
+    def _make_next_draft_input_prefill(
+        self, *, bonus_tokens: torch.Tensor, seq_lens: torch.Tensor
+    ) -> DDTreeDraftInput:
+        return DDTreeDraftInput.after(bonus_tokens=bonus_tokens, new_seq_lens=seq_lens)
+
+    def _make_next_draft_input_decode(
+        self, *, bonus_tokens: torch.Tensor, new_seq_lens: torch.Tensor
+    ) -> DDTreeDraftInput:
+        return DDTreeDraftInput.after(bonus_tokens=bonus_tokens, new_seq_lens=new_seq_lens)
+
+    def forward_batch_generation(
+        self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
+    ) -> GenerationBatchResult:
+        """Prefill and idle batches go to the parent; a decode batch is one tree round."""
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+            return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+        return self._decode_round(batch, on_publish)
+
+    def _decode_round(self, batch: Any, on_publish: Any) -> GenerationBatchResult:
+        sizes, target = self.sizes, self.target_worker.model_runner
+        prefix_lens, draft_input = batch.seq_lens, batch.spec_info
+        if prefix_lens.is_cuda:
+            # The previous round may have produced the lengths on another stream.
+            prefix_lens.record_stream(torch.cuda.current_stream())
+
+        plan = self._plan_slots(batch)
+        candidates = draft_candidates(self, batch, plan, sizes)
+        tree = build_token_tree(
+            draft_input.bonus_tokens, candidates.tokens, candidates.log_probs, sizes.width
+        )
+        result = self._verify(batch, tree, plan)
+        logits_output = result.logits_output
+        accepted = self._accept(batch, tree, logits_output)
+
+        slots = plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
+        commit_target_kv(target.token_to_kv_pool, slots, accepted)
+        new_seq_lens = prefix_lens + accepted.commit_lengths.to(prefix_lens.dtype)
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        self._feed_drafter(plan, prefix_lens, logits_output.hidden_states, accepted)
+        # Large, and copied to the host by the scheduler if it is still there.
+        logits_output.hidden_states = None
+
+        return GenerationBatchResult(
+            logits_output=logits_output,
+            next_token_ids=accepted.tokens.flatten(),
+            accept_lens=accepted.commit_lengths,
+            can_run_cuda_graph=result.can_run_cuda_graph,
+            next_draft_input=self._make_next_draft_input_decode(
+                bonus_tokens=accepted.bonus_tokens, new_seq_lens=new_seq_lens
+            ),
+            speculative_num_draft_tokens=sizes.width,
+            speculative_output_stride=sizes.path,
+            new_seq_lens=new_seq_lens,
+            routed_experts_output=result.routed_experts_output,
+            indexer_topk_output=result.indexer_topk_output,
+        )
+
+    def _plan_slots(self, batch: Any) -> Any:
+        """One plan over the slots behind each committed length, for draft, verify and drafter KV."""
+        target, sizes = self.target_worker.model_runner, self.sizes
+        offsets = torch.arange(sizes.slots, device=self.device)
+        positions = (batch.seq_lens[:, None] + offsets).long()
+        requests = batch.req_pool_indices[:, None].long()
+        slots = target.req_to_token_pool.req_to_token[requests, positions]
+        host_lens = batch.seq_lens_cpu
+        return target.kv_index_translator.plan(
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+            seq_lens_cpu=host_lens if host_lens is not None else batch.spec_info.nxt_kv_lens_cpu,
+            write_virtual=slots.to(torch.int64).flatten(),
+            read_extent=sizes.slots,
+        )
+
+    def _verify(self, batch: Any, tree: TokenTree, plan: Any) -> GenerationBatchResult:
+        """One target forward over all rows of all trees; row i writes slot i, rotated by its depth."""
+        sizes, target = self.sizes, self.target_worker.model_runner
+        columns = None if sizes.width == sizes.slots else slice(0, sizes.width)
+        host_bound, host_sum = verify_host_bound(batch, sizes.width)
+        verify_input = TreeVerifyInput(
+            draft_token=tree.tokens.flatten(),
+            positions=(batch.seq_lens[:, None] + tree.depths).flatten(),
+            draft_token_num=sizes.width,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            kv_loc_plan=plan,
+            kv_loc_cols=columns,
+            tree_masks=tree.masks,
+        )
+        batch.out_cache_loc = plan.write_ids(target.kv_index_translator, cols=columns)
+        committed = batch.seq_lens_cpu, batch.seq_lens_sum
+        batch.seq_lens_cpu, batch.seq_lens_sum = host_bound, host_sum
+        forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
+        batch.seq_lens_cpu, batch.seq_lens_sum = committed
+        result = self.target_worker.forward_batch_generation(
+            batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
+        )
+        logits_output, gather = result.logits_output, self._target_logits_processor
+        if gather is not None and gather.is_deferred_shard(logits_output.next_token_logits):
+            logits_output.next_token_logits = gather.finish_deferred_gather(logits_output.next_token_logits)
+        return result
+
+    def _accept(self, batch: Any, tree: TokenTree, logits_output: Any) -> AcceptedPath:
+        """Walk the trees along the target's tokens and keep what log-prob requests need of the path."""
+        if batch.sampling_info is not None:
+            apply_dflash_verify_logits_adjustments(
+                next_token_logits=logits_output.next_token_logits,
+                sampling_info=batch.sampling_info,
+                draft_token_num=tree.width,
+            )
+        predictions = logits_output.next_token_logits.argmax(-1)
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, predictions)
+        accepted = accept_greedy(
+            tree.tokens, tree.parents, predictions.view(-1, tree.width), self.sizes.path
+        )
+        if batch.return_logprob:
+            first_rows = torch.arange(len(batch.seq_lens), device=predictions.device) * tree.width
+            compute_spec_logprobs(
+                batch, logits_output, predictions, accept_index=first_rows[:, None] + accepted.rows
+            )
+        return accepted
+
+    def _feed_drafter(
+        self, plan: Any, prefix_lens: torch.Tensor, hidden_states: torch.Tensor, accepted: AcceptedPath
+    ) -> None:
+        """Write the drafter's KV of the committed positions from the target's hidden states."""
+        sizes, path = self.sizes, accepted.rows.shape[1]
+        slots = self._draft_write_ids(plan).view(-1, sizes.slots)[:, :path].contiguous()
+        positions = prefix_lens[:, None] + torch.arange(path, device=prefix_lens.device)
+        batch = slots.shape[0]
+        self._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=path_hidden_states(
+                hidden_states[: batch * sizes.width].view(batch, sizes.width, -1), accepted
+            ),
+            cache_loc=slots.flatten(),
+            cache_loc_2d=slots,
+            positions=positions.flatten(),
+            commit_lens=accepted.commit_lengths,
+        )
