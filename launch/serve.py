@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from sglang_ddtree_patch.launch.server_process import CPU_ENVIRONMENT
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
@@ -74,6 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     print(f"ddtree serve: filled in {' '.join(plan.filled) or 'nothing'}")
     print(f"ddtree serve: {plan.command()}", flush=True)
+    return become_server(plan)
+
+
+def become_server(plan: ServerPlan) -> NoReturn:
     os.execve(
         sys.executable,
         [sys.executable, "-m", "sglang.launch_server", *plan.arguments],

@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from sglang_ddtree_patch.launch.server_process import RunningServer, ServerStartError
 
@@ -43,9 +44,10 @@ class ServerTemplate:
     def __init__(self, environment: Mapping[str, str]):
         self._environment = dict(environment)
         self._process: subprocess.Popen | None = None
-        self._log = tempfile.TemporaryFile("w+")
+        self._log: IO[str] | None = None
 
     def __enter__(self) -> "ServerTemplate":
+        self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
             env={**os.environ, **self._environment},

@@ -4,8 +4,9 @@ import importlib.metadata
 import importlib.util
 import sys
 
-SGLANG_VERSION = "0.5.23"
-INSTALL_HINT = f"pip install sglang=={SGLANG_VERSION}"
+from sglang_ddtree_patch.contract import SUPPORTED_VERSION
+
+INSTALL_HINT = f"pip install sglang=={SUPPORTED_VERSION}"
 
 
 def installed_sglang() -> str | None:
@@ -19,11 +20,11 @@ def installed_sglang() -> str | None:
 def require_sglang(command: str) -> bool:
     """Say on stderr what is wrong with the installed SGLang, if anything; True when it will do."""
     found = installed_sglang()
-    if found == SGLANG_VERSION:
+    if found == SUPPORTED_VERSION:
         return True
     what = "is not installed" if found is None else f"{found} is installed"
     print(
-        f"ddtree {command}: SGLang {what}, and this needs {SGLANG_VERSION}. Run: {INSTALL_HINT}",
+        f"ddtree {command}: SGLang {what}, and this needs {SUPPORTED_VERSION}. Run: {INSTALL_HINT}",
         file=sys.stderr,
     )
     return False

@@ -1,0 +1,197 @@
+"""`ddtree demo`: the same prompts through DDTREE and through stock SGLang, and a look at both.
+
+Two real servers, one after the other: SGLang with DDTREE at page size 16, whose rounds are shown as they
+stream in, then stock SGLang without this plugin and without speculation. Both run in float32, where equal
+means equal: the command fails if any text differs.
+"""
+
+import argparse
+import contextlib
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_ddtree_patch import model_catalog
+from sglang_ddtree_patch.launch.demo_view import Comparison, DemoView
+from sglang_ddtree_patch.launch.server_process import (
+    CPU_ENVIRONMENT,
+    Launcher,
+    ServerProcess,
+    ServerStartError,
+    launch_python,
+)
+from sglang_ddtree_patch.launch.server_template import ServerTemplate
+from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
+from sglang_ddtree_patch.settings import ALGORITHM, BACKEND
+
+DEFAULT_MODEL = "tiny-gqa"
+PAGE_SIZE = 16
+WIDTH = 16
+MAX_NEW_TOKENS = 96
+# The committed models know the Python standard library and little else.
+PROMPTS = (
+    "def read_config(self, filename, encoding=None):\n    ",
+    "class Queue:\n    def __init__(self, maxsize=0):\n",
+    "import os\nimport sys\n\ndef main():\n",
+)
+# Keeps any plugin, this one included, out of the server that the text is compared with.
+STOCK_ENVIRONMENT = {"SGLANG_PLUGINS": "none"}
+
+_EXAMPLE = """\
+example:
+  ddtree demo
+  ddtree demo --model tiny-mla --max-new-tokens 32
+"""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One prompt's output, from either server."""
+
+    text: str
+    output_ids: list[int]
+    forwards: int  # target forwards, the prompt's own included
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "demo",
+        help="serve a committed model with and without DDTREE and compare",
+        description="Stream completions through a real SGLang server with DDTREE, each round's accepted "
+        "tokens marked, then check that stock SGLang gives the same text.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model",
+        choices=model_catalog.names(),
+        default=DEFAULT_MODEL,
+        help="which committed model (default: %(default)s)",
+    )
+    parser.add_argument("--prompt", action="append", help="complete this instead; may be repeated")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=MAX_NEW_TOKENS, help="tokens a prompt (default: %(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.max_new_tokens < 1:
+        print("ddtree demo: --max-new-tokens must be at least 1.", file=sys.stderr)
+        return 2
+    if not require_sglang("demo"):
+        return 1
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    view = DemoView()
+    try:
+        comparisons = compare(arguments.model, arguments.prompt or PROMPTS, arguments.max_new_tokens, view)
+    except ServerStartError as error:
+        print(f"\nddtree demo: {error}", file=sys.stderr)
+        return 1
+    view.table(comparisons)
+    different = sum(not one.is_equal for one in comparisons)
+    if different:
+        view.line(f"\n{different} of {len(comparisons)} texts differ from plain decoding.")
+        return 1
+    view.line(f"\nAll {len(comparisons)} texts are the same, token for token.")
+    return 0
+
+
+def compare(model: str, prompts: Sequence[str], max_new_tokens: int, view: DemoView) -> list[Comparison]:
+    """Serve the prompts with DDTREE, then without, and pair the outputs up."""
+    folder = model_catalog.path(model)
+    on_cpu = not has_accelerator()
+    logs = Path(tempfile.mkdtemp(prefix="ddtree-demo-"))
+    view.line(f"{model} on the {'CPU' if on_cpu else 'GPU'}, float32, page size {PAGE_SIZE}. Logs: {logs}\n")
+    with contextlib.ExitStack() as stack:
+        launcher = stack.enter_context(ServerTemplate(CPU_ENVIRONMENT)).launch if on_cpu else launch_python
+        servers = DemoServers(folder / "target", on_cpu, logs, launcher, view)
+
+        view.line(f"SGLang with {ALGORITHM} and {BACKEND}, {WIDTH} rows a verify:")
+        tree_flags = (
+            "--speculative-algorithm", ALGORITHM,
+            "--speculative-draft-model-path", str(folder / "draft"),
+            "--speculative-num-draft-tokens", str(WIDTH),
+        )  # fmt: skip
+        with servers.start("ddtree", tree_flags, {}) as server:
+            with_trees = [complete(server, prompt, max_new_tokens, view) for prompt in prompts]
+
+        view.line("Stock SGLang, no plugin, no speculation:")
+        with servers.start("stock", (), STOCK_ENVIRONMENT) as server:
+            plain = [complete(server, prompt, max_new_tokens, None) for prompt in prompts]
+
+    return [
+        Comparison(
+            prompt=prompt,
+            tokens=len(tree.output_ids),
+            plain_forwards=reference.forwards,
+            tree_forwards=tree.forwards,
+            is_equal=tree.output_ids == reference.output_ids and tree.text == reference.text,
+        )
+        for prompt, tree, reference in zip(prompts, with_trees, plain, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class DemoServers:
+    """What the demo's two servers share."""
+
+    target: Path
+    on_cpu: bool
+    logs: Path
+    launcher: Launcher
+    view: DemoView
+
+    @contextlib.contextmanager
+    def start(
+        self, name: str, flags: Sequence[str], environment: Mapping[str, str]
+    ) -> Iterator[ServerProcess]:
+        """A ready server with these flags on top of the shared ones, its start shown in the view."""
+        if self.on_cpu:
+            device_flags = ("--device", "cpu")
+            environment = {**environment, **CPU_ENVIRONMENT}
+        else:
+            # The stock backend that computes in float32 on every GPU.
+            device_flags = ("--attention-backend", "triton", "--mem-fraction-static", "0.3")
+        server = ServerProcess(
+            [
+                "--model-path", str(self.target),
+                "--dtype", "float32",
+                "--page-size", str(PAGE_SIZE),
+                "--max-running-requests", "8",
+                *device_flags,
+                *flags,
+            ],
+            environment=environment,
+            log_path=self.logs / f"{name}.log",
+            progress=self.view.progress,
+            launcher=self.launcher,
+        )  # fmt: skip
+        with server:
+            self.view.end_progress()
+            self.view.line(f"ready after {server.ready_seconds:.0f} s; OpenAI API at {server.url}/v1\n")
+            yield server
+
+
+def complete(server: ServerProcess, prompt: str, max_new_tokens: int, view: DemoView | None) -> Completion:
+    """Greedy completion of one prompt, streamed; every event carries what one round committed."""
+    if view:
+        view.start_text(prompt)
+    text, event = "", {}
+    payload = {
+        "text": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
+    }
+    for event in server.stream_json("/generate", payload):
+        if view and len(event["text"]) > len(text):
+            view.round(event["text"][len(text) :])
+        text = event["text"]
+    if view:
+        view.end_text()
+    meta = event["meta_info"]
+    # Without speculation every token after the first is a forward, and the first is the prompt's.
+    rounds = meta.get("spec_verify_ct", meta["completion_tokens"] - 1)
+    return Completion(text=text, output_ids=event["output_ids"], forwards=1 + rounds)

@@ -1,0 +1,86 @@
+"""launch/setup_env.sh: one clear line where a machine will not do, and no work where all is there."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """The few files the script reads, in a folder of its own."""
+    (tmp_path / "launch").mkdir()
+    for name in ("pyproject.toml", "setup.py", "launch/setup_env.sh"):
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    return tmp_path
+
+
+def fake_command(folder: Path, name: str, body: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+def set_up(checkout: Path, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [checkout / "launch" / "setup_env.sh"],
+        env={"PATH": f"{checkout / 'bin'}:/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_an_old_python_is_refused_in_one_line_with_its_version(checkout):
+    fake_command(
+        checkout / "bin", "python3.9", 'if [[ $1 == --version ]]; then echo "Python 3.9.1"; else exit 1; fi'
+    )
+    result = set_up(checkout, PYTHON="python3.9")
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "Python 3.11 to 3.13" in result.stderr
+    assert "Python 3.9.1" in result.stderr
+
+
+def test_a_full_disk_is_refused_in_one_line(checkout):
+    fake_command(checkout / "bin", "python3.11", "exit 0")
+    fake_command(checkout / "bin", "df", "echo header; echo /dev/x 1 1 5242880 99% /")
+    result = set_up(checkout)
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "15 GB" in result.stderr
+    assert "5 GB are there" in result.stderr
+
+
+# Makes an environment when asked for one, and notes each installation.
+FAKE_PYTHON = """
+case "$*" in
+    "-m venv"*) mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python"; cp "$0" "${@: -1}/bin/pip" ;;
+    "-m pip install"*) echo "$*" >> installed; exit ${PIP_RESULT:-0} ;;
+esac
+"""
+
+
+def test_a_finished_environment_is_reused_until_what_it_is_made_from_changes(checkout):
+    fake_command(checkout / "bin", "python3.11", FAKE_PYTHON)
+    fake_command(checkout / "bin", "df", "echo header; echo /dev/x 1 1 99999999 1% /")
+    assert set_up(checkout).returncode == 0
+    assert set_up(checkout).stdout == ""
+    assert len((checkout / "installed").read_text().splitlines()) == 1
+    with open(checkout / "pyproject.toml", "a") as file:
+        file.write("\n# changed\n")
+    assert set_up(checkout).returncode == 0
+    assert len((checkout / "installed").read_text().splitlines()) == 2
+
+
+def test_a_failed_installation_fails_and_is_taken_up_again(checkout):
+    fake_command(checkout / "bin", "python3.11", FAKE_PYTHON)
+    fake_command(checkout / "bin", "df", "echo header; echo /dev/x 1 1 99999999 1% /")
+    failed = set_up(checkout, PIP_RESULT="7")
+    assert failed.returncode == 1
+    assert "Run the same command again" in failed.stderr
+    assert set_up(checkout).returncode == 0
+    assert len((checkout / "installed").read_text().splitlines()) == 2
