@@ -10,6 +10,7 @@ servers only: a process that has touched CUDA cannot be forked.
 """
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from sglang_ddtree_patch.contract_check import check_installed_sglang
 from sglang_ddtree_patch.launch.server_process import RunningServer, ServerStartError
 
 MODULE = "sglang_ddtree_patch.launch.server_template"
@@ -97,7 +99,8 @@ def main() -> None:
 
 def warm_up() -> None:
     for module in WARM_MODULES:
-        __import__(module)
+        importlib.import_module(module)
+    check_installed_sglang()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(

@@ -11,8 +11,8 @@ import ast
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 
 from sglang_ddtree_patch.contract import CONTRACT, SUPPORTED_VERSION, Attribute
@@ -48,8 +48,9 @@ class ContractReport:
         )
 
 
+@cache
 def check_installed_sglang() -> ContractReport:
-    """Check the SGLang that this Python would import.
+    """Check the SGLang that this Python would import, once a process.
 
     Raises:
         ModuleNotFoundError: SGLang is not installed.
@@ -110,6 +111,7 @@ class Module:
     """A parsed source file."""
 
     tree: ast.Module
+    members: dict[str, dict[str, ast.AST]] = field(default_factory=dict)  # of the classes asked about
 
     @classmethod
     def read(cls, root: Path, name: str) -> Module | None:
@@ -132,7 +134,9 @@ class Module:
             return node
         if not isinstance(node, ast.ClassDef):
             return None
-        return _names_in(node.body).get(member) or _set_on_self(node).get(member)
+        if owner not in self.members:
+            self.members[owner] = _set_on_self(node) | _names_in(node.body)
+        return self.members[owner].get(member)
 
 
 def _names_in(body: list[ast.stmt]) -> dict[str, ast.AST]:
