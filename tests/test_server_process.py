@@ -75,10 +75,18 @@ def test_requests_and_streams_are_json_both_ways(tmp_path):
 
 
 def test_leaving_the_block_by_an_exception_ends_every_process(tmp_path):
-    with pytest.raises(KeyboardInterrupt), server(tmp_path) as running:
-        child = int(running.log_path.read_text().split()[1])
-        assert is_running(child)
-        raise KeyboardInterrupt
+    children = []
+
+    def be_interrupted(running: ServerProcess) -> None:
+        with running:
+            children.append(int(running.log_path.read_text().split()[1]))
+            assert is_running(children[0])
+            raise KeyboardInterrupt
+
+    running = server(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(running)
+    (child,) = children
     deadline = time.monotonic() + 5
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.05)
