@@ -24,7 +24,7 @@ from sglang.srt.arg_groups.overrides import (
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
-from sglang.srt.utils.hf_transformers_utils import get_config
+from sglang.srt.utils.hf_transformers.config import get_config
 
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.settings import (

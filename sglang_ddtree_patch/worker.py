@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
-from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
