@@ -1,7 +1,13 @@
 """Order and choice of tests: those that start no server come first, GPU tests run where there is a GPU."""
 
+import os
+
 import pytest
 import torch
+
+# Without a GPU our Triton kernels run in its interpreter, which Triton must know before it is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

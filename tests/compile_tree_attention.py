@@ -1,0 +1,113 @@
+"""Compile the table's configurations of tree attention for GPUs that need not be here.
+
+    python tests/compile_tree_attention.py          every entry for every capability
+    python tests/compile_tree_attention.py --tight  those that come nearest to the GPU's shared memory
+
+Prints one JSON line each: capability, kind, bytes an element, configuration, shared memory used and allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+
+import torch
+import triton
+from tree_attention_inputs import Case, make_inputs
+from triton.backends.compiler import GPUTarget
+
+from sglang_ddtree_patch.kernels import tree_attention as public
+from sglang_ddtree_patch.kernels.tree_attention_configs import (
+    CONFIGS,
+    SHARED_MEMORY,
+    TreeAttentionConfig,
+    gpu_class,
+)
+from sglang_ddtree_patch.kernels.tree_attention_split import split_attention
+
+CAPABILITIES = {
+    "hopper": [(9, 0)],
+    "blackwell": [(10, 0)],
+    "ampere": [(8, 0)],
+    "compact": [(8, 6), (8, 9), (12, 0)],
+}
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
+# The widest head of each kind, one request of one page: only shapes and strides reach the compiler.
+CASES = {
+    "gqa": Case(prefixes=(1,), rows=4, heads=8, kv_heads=2, key_dim=128, value_dim=128, page_size=64),
+    "gqa-wide": Case(prefixes=(1,), rows=4, heads=8, kv_heads=2, key_dim=256, value_dim=256, page_size=64),
+    "mla": Case(
+        prefixes=(1,), rows=4, heads=8, kv_heads=1, key_dim=576, value_dim=512, page_size=64, mla=True
+    ),
+}
+
+
+class DriverOf:
+    """A Triton driver for a GPU that is not there: enough to compile, not to launch."""
+
+    def __init__(self, capability: tuple[int, int]):
+        self.target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return self.target.arch  # keeps the compiled kernels of two GPUs apart
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class CompileOnly:
+    """Stands in for a kernel: a launch compiles it and keeps what came out."""
+
+    def __init__(self, kernel: triton.runtime.JITFunction):
+        self.kernel = kernel
+        self.compiled = None
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **constants):
+            self.compiled = self.kernel.warmup(*arguments, grid=grid, **constants)
+
+        return launch
+
+
+class Skip:
+    """Stands in for a kernel that is not wanted."""
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: None
+
+
+def shared_memory(capability: tuple[int, int], kind: str, size: int, config: TreeAttentionConfig) -> int:
+    """Bytes of shared memory that the compiled kernel uses."""
+    triton.runtime.driver.set_active(DriverOf(capability))
+    public.split_attention, public.merge_splits = CompileOnly(split_attention), Skip()
+    case = CASES[kind]
+    public.tree_attention(**make_inputs(case, "cpu", DTYPES[size]), page_size=case.page_size, config=config)
+    return public.split_attention.compiled.metadata.shared
+
+
+def entries(tight: bool) -> Iterator[tuple[tuple[int, int], str, int, TreeAttentionConfig]]:
+    for (name, kind, size), table in CONFIGS.items():
+        if tight and not (size == 2 and (kind == "mla" or name == "compact")):
+            continue
+        capabilities = CAPABILITIES["compact" if name == "any" else name]
+        for capability in capabilities[-1:] if tight else capabilities:
+            for _, config in table[-1:] if tight else table:
+                yield capability, kind, size, config
+
+
+if __name__ == "__main__":
+    for capability, kind, size, config in entries(tight="--tight" in sys.argv):
+        report = {
+            "capability": capability,
+            "kind": kind,
+            "element_size": size,
+            "config": dataclasses.asdict(config),
+            "shared": shared_memory(capability, kind, size, config),
+            "allowed": SHARED_MEMORY[gpu_class(capability)],
+        }
+        print(json.dumps(report), flush=True)
