@@ -1,0 +1,62 @@
+"""When two bf16 servers may differ: only where the target itself cannot tell its top two tokens apart.
+
+Kernels of different shapes round differently, so plain decoding and tree verify may break a near tie
+differently, and everything behind that token then differs too. A first difference is allowed only where
+the gap between the oracle's top two log-probs is below the noise of the oracle itself: the largest
+difference it shows between decoding a token and prefilling the same prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from serving import Request
+
+from sglang_ddtree_patch.launch.server_process import ServerProcess
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one request compared; `first_difference` is None where all tokens agree."""
+
+    name: str
+    tokens: int
+    first_difference: int | None
+    gap: float | None  # between the oracle's top two log-probs at the first difference
+    noise: float  # of the oracle over this request's tokens
+
+    @property
+    def is_lossless(self) -> bool:
+        # Both of the two tokens may have moved by the noise.
+        return self.first_difference is None or self.gap <= 2 * self.noise
+
+    def as_row(self) -> dict:
+        return {**asdict(self), "lossless": self.is_lossless}
+
+
+def compare(oracle: ServerProcess, request: Request, found: Sequence[int]) -> Verdict:
+    """Ask the stock `oracle` for `request` and judge the tokens `found` by the rule above."""
+    payload = request.payload | {"return_logprob": True, "top_logprobs_num": 2}
+    reply = oracle.post_json("/generate", payload)
+    expected = reply["output_ids"]
+    # A fresh prefill, not a prefix hit: the same tokens through other kernel shapes.
+    prefill = oracle.post_json(
+        "/generate",
+        {
+            "input_ids": [*request.input_ids, *expected],
+            "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": len(request.input_ids) - 1,
+        },
+    )
+    decoded = [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]
+    prefilled = [entry[0] for entry in prefill["meta_info"]["input_token_logprobs"]][1:]
+    noise = max(abs(a - b) for a, b in zip(decoded, prefilled, strict=False))
+    pairs = enumerate(zip(expected, found, strict=False))
+    first = next((index for index, (a, b) in pairs if a != b), None)
+    gap = None
+    if first is not None:
+        best, second = reply["meta_info"]["output_top_logprobs"][first][:2]
+        gap = best[0] - second[0]
+    return Verdict(request.name, len(expected), first, gap, noise)

@@ -1,0 +1,141 @@
+"""The server on a GPU, in bf16, at page size 64: the committed models and 8B shapes.
+
+    DDTREE_RESULTS=FILE   where the outcome is written as JSON, for the record in launch/results/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+from bf16_rule import Verdict, compare
+from serving import Request, ask_all, text_tokens, used_tokens
+
+from sglang_ddtree_patch import model_catalog
+from sglang_ddtree_patch.launch.server_process import ServerProcess
+
+pytestmark = pytest.mark.gpu
+
+PAGE_SIZE, WIDTH = 64, 17
+COMMON = ["--dtype", "bfloat16", "--page-size", str(PAGE_SIZE), "--max-running-requests", "16"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target, its drafter, and requests of that vocabulary."""
+
+    name: str
+    target: Path
+    draft: Path
+    requests: list[Request]
+    flags: tuple[str, ...] = ()
+
+
+def committed(name: str) -> Case:
+    folder = model_catalog.path(name)
+    requests = [
+        Request(f"length {n}", text_tokens(name, n, start=n), 96, {"ignore_eos": True})
+        for n in (1, 63, 64, 65, 200, 700)
+    ]
+    requests += [
+        Request("eos allowed", text_tokens(name, 40, start=500), 200),
+        Request("one token", text_tokens(name, 40, start=500), 1),
+    ]
+    return Case(name, folder / "target", folder / "draft", requests, ("--context-length", "2048"))
+
+
+def qwen3_8b(folder: Path) -> Case:
+    """Qwen3-8B shapes from config files alone: random weights, so no draft is ever accepted."""
+    shape = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "bfloat16",
+        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "head_dim": 128,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960, "rope_theta": 1000000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "attention_bias": False, "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    dflash = {
+        "mask_token": "<|mask|>", "mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]
+    }  # fmt: skip
+    draft = shape | {
+        "architectures": ["DFlashDraftModel"], "num_hidden_layers": 5, "block_size": 16,
+        "num_target_layers": 36, "dflash_config": dflash,
+    }  # fmt: skip
+    for name, config in (("target", shape), ("draft", draft)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    requests = [
+        Request(f"length {n}", tuple(torch.randint(10, 150000, (n,), generator=generator).tolist()), 24,
+                {"ignore_eos": True})
+        for n in (1, 64, 1000, 8000)
+    ]  # fmt: skip
+    flags = ("--load-format", "dummy", "--skip-tokenizer-init")
+    return Case("qwen3-8b-shapes", folder / "target", folder / "draft", requests, flags)
+
+
+@pytest.fixture(scope="module")
+def record() -> Iterator[dict]:
+    outcome: dict = {
+        "device": torch.cuda.get_device_name(),
+        "versions": {name: version(name) for name in ("sglang", "torch", "triton")},
+        "command": "pytest -m gpu tests/server/test_gpu_serving.py",
+        "date": date.today().isoformat(),
+        "page_size": PAGE_SIZE, "width": WIDTH, "dtype": "bfloat16", "cases": {},
+    }  # fmt: skip
+    yield outcome
+    if path := os.environ.get("DDTREE_RESULTS"):
+        Path(path).write_text(json.dumps(outcome, indent=1) + "\n")
+
+
+@pytest.mark.parametrize("name", ["tiny-gqa", "tiny-mla", "qwen3-8b-shapes"])
+def test_bf16_tokens_equal_stock_by_the_bf16_rule(name: str, tmp_path: Path, record: dict) -> None:
+    case = qwen3_8b(tmp_path) if name == "qwen3-8b-shapes" else committed(name)
+    stock = ["--model-path", str(case.target), *COMMON, *case.flags]
+    ours = [
+        *stock, "--attention-backend", "ddtree-verify", "--speculative-algorithm", "DDTREE",
+        "--speculative-draft-model-path", str(case.draft), "--speculative-num-draft-tokens", str(WIDTH),
+        "--mem-fraction-static", "0.4",
+    ]  # fmt: skip
+    with ServerProcess(ours, ready_timeout=300) as server:
+        answers = ask_all(server, case.requests)
+        again = ask_all(server, case.requests)
+        assert used_tokens(server) == 0
+        log = server.log_path.read_text()
+    with ServerProcess([*stock, "--mem-fraction-static", "0.4"], ready_timeout=300) as oracle:
+        verdicts = [
+            compare(oracle, request, answer[request.name].tokens)
+            for answer in (answers, again)
+            for request in case.requests
+        ]
+    record["cases"][name] = summary(verdicts, answers, log)
+    print(json.dumps(record["cases"][name]["totals"]))
+    assert all(verdict.is_lossless for verdict in verdicts), verdicts
+
+
+def summary(verdicts: list[Verdict], answers: dict, log: str) -> dict:
+    """What goes into the record: every verdict, and the counts a reader wants first."""
+    rounds = sum(answer.meta["spec_verify_ct"] for answer in answers.values())
+    accepted = sum(answer.meta["spec_num_correct_drafts"] for answer in answers.values())
+    return {
+        "totals": {
+            "requests": len(verdicts),
+            "tokens": sum(verdict.tokens for verdict in verdicts),
+            "identical": sum(verdict.first_difference is None for verdict in verdicts),
+            "allowed_by_the_bf16_rule": sum(
+                verdict.first_difference is not None and verdict.is_lossless for verdict in verdicts
+            ),
+            "lossy": sum(not verdict.is_lossless for verdict in verdicts),
+            "median_noise": median(verdict.noise for verdict in verdicts),
+            "mean_accept_length": round(accepted / rounds, 2),
+        },
+        "server": [line.split("] ", 1)[-1] for line in log.splitlines() if "DDTREE: width" in line][:1],
+        "requests": [verdict.as_row() for verdict in verdicts],
+    }

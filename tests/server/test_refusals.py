@@ -1,0 +1,83 @@
+"""What is not served is refused in words: at start with one line and exit 1, in a request with HTTP 400."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+
+import pytest
+from serving import ENVIRONMENT, Oracle, Request, ask, common_flags, ddtree_flags, text_tokens
+
+from sglang_ddtree_patch import model_catalog
+from sglang_ddtree_patch.launch.server_process import ServerProcess
+from sglang_ddtree_patch.launch.server_template import ServerTemplate
+
+DRAFT = str(model_catalog.path("tiny-gqa") / "draft")
+TARGET = str(model_catalog.path("tiny-gqa") / "target")
+ASK = ["--speculative-algorithm", "DDTREE", "--attention-backend", "ddtree-verify"]
+
+# Every other refusal is checked without a process of its own in tests/test_arguments.py.
+START_REFUSALS = {
+    "no draft model": (ASK, "--speculative-draft-model-path PATH"),
+    "a width of 0": (
+        [*ASK, "--speculative-draft-model-path", DRAFT, "--speculative-num-draft-tokens", "0"],
+        "from 1 to 256",
+    ),
+    "a draft that is not DFlash": (
+        [*ASK, "--speculative-draft-model-path", TARGET],
+        "is not a plain DFlash drafter",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(START_REFUSALS))
+def test_bad_settings_end_in_one_line_and_exit_1(case: str) -> None:
+    flags, expected = START_REFUSALS[case]
+    ended = subprocess.run(
+        [sys.executable, "-m", "sglang.launch_server", *common_flags("tiny-gqa"), *flags],
+        env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    lines = [line for line in ended.stderr.splitlines() if "sglang-ddtree-patch: error:" in line]
+    assert ended.returncode == 1
+    assert len(lines) == 1
+    assert expected in lines[0]
+    assert "Traceback" not in ended.stderr
+    assert "Load weight begin" not in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.8}, {"frequency_penalty": 0.5}, {"regex": "[a-z]+"}, {"min_new_tokens": 4}],
+    ids=lambda sampling: next(iter(sampling)),
+)
+def test_a_request_that_is_not_served_gets_400_and_the_others_go_on(
+    refusing_server: ServerProcess, stock_gqa: Oracle, sampling: dict
+) -> None:
+    prompt = text_tokens("tiny-gqa", 20)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(refusing_server, Request("refused", prompt, 8, sampling))
+    assert refused.value.code == 400
+    message = json.loads(refused.value.read())["error"]["message"]
+    assert next(iter(sampling)) in message
+    served = Request("served", prompt, 8, {"ignore_eos": True})
+    assert ask(refusing_server, served) == stock_gqa.answers([served])[served.name]
+
+
+@pytest.fixture(scope="module")
+def refusing_server(template: ServerTemplate):
+    flags = ddtree_flags("tiny-gqa", 16, 8)
+    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch) as server:
+        yield server
+
+
+def test_the_backend_without_the_algorithm_serves_as_the_wrapped_one_and_says_so(
+    template: ServerTemplate, stock_gqa: Oracle
+) -> None:
+    flags = [*common_flags("tiny-gqa"), "--attention-backend", "ddtree-verify"]
+    request = Request("plain", text_tokens("tiny-gqa", 20), 8, {"temperature": 0.0})
+    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch) as server:
+        assert ask(server, request) == stock_gqa.answers([request])[request.name]
+        assert "serving with the attention backend SGLang chooses" in server.log_path.read_text()
