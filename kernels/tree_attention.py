@@ -235,8 +235,6 @@ def _check(
     rows: int,
 ) -> None:
     """Refuse what the kernels would read wrongly. Shapes and strides only: nothing waits for the GPU."""
-    if not query.is_cuda and isinstance(split_attention, triton.runtime.JITFunction):
-        raise RuntimeError("without a GPU tree attention needs TRITON_INTERPRET=1 in Python's environment")
     tokens, heads, key_dim = query.shape
     kv_heads = key_cache.shape[1]
     if tokens != batch * rows or heads % kv_heads or key_cache.shape[2] != key_dim:
@@ -258,3 +256,5 @@ def _check(
             f"tree_mask must be a contiguous int64 [{batch}, {rows}, words]; it is {tree_mask.dtype} "
             f"{tuple(tree_mask.shape)}"
         )
+    if not query.is_cuda and isinstance(split_attention, triton.runtime.JITFunction):
+        raise RuntimeError("without a GPU tree attention needs TRITON_INTERPRET=1 in Python's environment")
