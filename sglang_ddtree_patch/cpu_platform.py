@@ -29,8 +29,8 @@ DRAFT_ATTENTION_BACKENDS = ("ddtree-verify", "triton")
 def activate() -> str | None:
     """Return the platform's class path if this process was asked to use it, else None.
 
-    Runs while SGLang's first modules are being imported, before any Triton kernel is defined in a
-    scheduler process, which is when Triton decides between compiling and interpreting.
+    Triton decides between compiling and interpreting when it is imported, which has happened in the
+    process that sets the variable here, but not in the ones it spawns to run the model.
     """
     if envs.SGLANG_PLATFORM.get() != PLATFORM_NAME:
         return None
