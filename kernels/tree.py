@@ -171,6 +171,12 @@ def ancestor_masks(parents: torch.Tensor, max_depth: int) -> torch.Tensor:
     return masks.contiguous()
 
 
+def chain_masks(batch: int, width: int, device: torch.device) -> torch.Tensor:
+    """Masks of a chain, where every row sees itself and all rows before: [batch, width, words] int64."""
+    parents = torch.arange(-1, width - 1, device=device)
+    return ancestor_masks(parents[None], max_depth=width - 1).repeat(batch, 1, 1)
+
+
 def unpack_masks(masks: torch.Tensor) -> torch.Tensor:
     """[..., width, words] int64 bitmasks as [..., width, width] bool: row i sees row j."""
     width = masks.shape[-2]

@@ -3,21 +3,29 @@
 SGLang gives it decode and verify of the target (prefill keeps the stock backend, through SGLang's own
 prefill/decode split) and, where the stock backend cannot draft, the drafter's block forward. Only target
 verify is ours; whatever else is asked of the backend is answered by the wrapped one.
+
+Under CUDA graphs the masks live in one buffer: capture records its address, and every replay is preceded
+by a copy of the live tree's masks into it.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from sglang.srt.runtime_context import attention_backends
+from sglang.srt.runtime_context import attention_backends, get_schedule
 
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.kernels.tree import ancestor_masks
+from sglang_ddtree_patch.attention_kernel import TRITON, choose_kernel
+from sglang_ddtree_patch.kernels.tree import chain_masks
 from sglang_ddtree_patch.verify_input import TreeVerifyInput
+
+NO_GLUE = "ddtree-verify copies each tree's masks in before the graph is replayed"
 
 
 def create_backend(runner: Any) -> DDTreeVerifyBackend:
@@ -26,8 +34,19 @@ def create_backend(runner: Any) -> DDTreeVerifyBackend:
     return DDTreeVerifyBackend(runner, ATTENTION_BACKENDS[stock](runner))
 
 
+def load_kernel(device: str) -> Callable[..., torch.Tensor]:
+    """The tree attention function for a device; see kernels/reference.py for its arguments."""
+    if choose_kernel(device) == TRITON:
+        from sglang_ddtree_patch.kernels.tree_attention import tree_attention
+
+        return functools.partial(tree_attention, page_size=get_schedule().page_size)
+    from sglang_ddtree_patch.kernels.reference import tree_attention_reference
+
+    return tree_attention_reference
+
+
 class DDTreeVerifyBackend:
-    """Tree verify by the PyTorch reference; every other attribute and method is the wrapped backend's.
+    """Tree verify by our kernels; every other attribute and method is the wrapped backend's.
 
     Not a subclass of SGLang's AttentionBackend: its class attributes would answer in place of the
     wrapped backend's.
@@ -42,7 +61,10 @@ class DDTreeVerifyBackend:
         self.wrapped = wrapped
         self.kv_pool = runner.token_to_kv_pool
         self.slot_table = runner.req_to_token_pool.req_to_token
-        self._tree_masks: torch.Tensor | None = None
+        self._attend = load_kernel(runner.device)
+        self._is_target = not runner.is_draft_worker
+        self._tree_masks: torch.Tensor | None = None  # of the forward being run
+        self._mask_buffer: torch.Tensor | None = None  # [max batch, width, words], for graphs
 
     def __getattr__(self, name: str) -> Any:
         # Asked for only where this class has no answer of its own. `wrapped` itself is missing while
@@ -51,13 +73,49 @@ class DDTreeVerifyBackend:
             raise AttributeError(name)
         return getattr(self.wrapped, name)
 
+    def shared_read_ends(self, fm: Any) -> SharedReadEnds:
+        """Verify reads the slot table inside the graph, whatever the wrapped backend does."""
+        return SharedReadEnds.IN_REPLAY if fm.is_target_verify() else self.wrapped.shared_read_ends(fm)
+
+    def glue_target_verify_metadata(self) -> str:
+        return NO_GLUE
+
+    def glue_draft_metadata(self) -> str:
+        return NO_GLUE
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Allocate what captured graphs of target verify read by address."""
+        width = max_num_tokens // max_bs
+        self._mask_buffer = chain_masks(max_bs, width, self.slot_table.device)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Prepare a forward: for target verify the masks of its rows, else as the wrapped backend does."""
+        """Prepare an eager forward: for target verify the masks of its rows, else as the wrapped backend."""
         if not forward_batch.forward_mode.is_target_verify():
             self.wrapped.init_forward_metadata(forward_batch)
             return
         spec_info = forward_batch.spec_info
         self._tree_masks = spec_info.tree_masks if isinstance(spec_info, TreeVerifyInput) else None
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Prepare a captured or replayed forward: the live masks go to the captured buffer.
+
+        Rows of padded requests keep the masks of an earlier round, or a chain: any valid mask will do.
+        """
+        if not forward_batch.forward_mode.is_target_verify():
+            self.wrapped.init_forward_metadata_out_graph(forward_batch, in_capture=in_capture)
+            return
+        self._tree_masks = self._mask_buffer[: forward_batch.batch_size] if self._is_target else None
+        spec_info = forward_batch.spec_info
+        if isinstance(spec_info, TreeVerifyInput) and spec_info.tree_masks is not None:
+            self._mask_buffer[: spec_info.tree_masks.shape[0]].copy_(spec_info.tree_masks)
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """Nothing of target verify's preparation is recorded into the graph."""
+        if not forward_batch.forward_mode.is_target_verify():
+            self.wrapped.init_forward_metadata_in_graph(forward_batch)
 
     def forward(
         self,
@@ -109,14 +167,15 @@ class DDTreeVerifyBackend:
             latent = q.view(-1, heads, value_dim)
             q = torch.cat([latent, q_rope.view(latent.shape[0], heads, -1)], dim=-1)
         query = q.view(-1, heads, key_dim)
-        attended = tree_attention_reference(
+        batch = forward_batch.batch_size
+        attended = self._attend(
             query,
             self.kv_pool.get_key_buffer(layer.layer_id),
             self.kv_pool.get_value_buffer(layer.layer_id),
             self.slot_table,
             forward_batch.req_pool_indices,
             forward_batch.seq_lens,
-            self._masks_for(layer, forward_batch.batch_size, rows=query.shape[0] // forward_batch.batch_size),
+            self._masks_for(layer, batch, rows=query.shape[0] // batch),
             softmax_scale=layer.scaling,
             logit_cap=layer.logit_cap,
         )
@@ -135,5 +194,4 @@ class DDTreeVerifyBackend:
         """The tree's masks; without a tree, all rows for the drafter's layers and a chain for others."""
         if self._tree_masks is not None or layer.attn_type == AttentionType.ENCODER_ONLY:
             return self._tree_masks
-        chain = torch.arange(-1, rows - 1, device=self.slot_table.device)
-        return ancestor_masks(chain.expand(batch, rows), max_depth=rows - 1)
+        return chain_masks(batch, rows, self.slot_table.device)

@@ -122,7 +122,7 @@ CONTRACT: tuple[Attribute, ...] = (
         members="attention_backend prefill_attention_backend decode_attention_backend "
         "speculative_attention_mode speculative_draft_attention_backend cuda_graph_config "
         "max_running_requests page_size pp_size dcp_size enable_dp_attention enable_two_batch_overlap "
-        "enable_pdmux disaggregation_mode enable_lora lora_paths enable_strict_thinking "
+        "enable_pdmux disaggregation_mode device enable_lora lora_paths enable_strict_thinking "
         "enable_deterministic_inference kv_cache_dtype trust_remote_code json_model_override_args "
         "speculative_algorithm speculative_adaptive speculative_draft_window_size speculative_eagle_topk "
         "speculative_num_steps speculative_num_draft_tokens speculative_dflash_block_size "
@@ -160,6 +160,7 @@ CONTRACT: tuple[Attribute, ...] = (
     ),
     _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.init_attention_backends", ""),
     _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.init_cuda_graphs", ""),
+    _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2._maybe_build_draft_sampler", ""),
     _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.prewarm_sampling", ""),
     _a(
         Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.forward_batch_generation",
@@ -306,6 +307,36 @@ CONTRACT: tuple[Attribute, ...] = (
         Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.forward_extend",
         "q k v layer forward_batch save_kv_cache **kwargs",
     ),
+    _a(
+        Use.OVERRIDE,
+        "layers.attention.base_attn_backend",
+        "AttentionBackend.init_forward_metadata_out_graph",
+        "forward_batch in_capture",
+    ),
+    _a(
+        Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.init_forward_metadata_in_graph",
+        "forward_batch",
+    ),
+    _a(
+        Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.init_cuda_graph_state",
+        "max_bs max_num_tokens",
+    ),
+    _a(
+        Use.OVERRIDE,
+        "layers.attention.base_attn_backend",
+        "AttentionBackend.get_cuda_graph_seq_len_fill_value",
+        "",
+    ),
+    _a(Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.shared_read_ends", "fm"),
+    _a(
+        Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.glue_target_verify_metadata",
+        "",
+    ),
+    _a(Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.glue_draft_metadata", ""),
+    _a(Use.READ, "layers.attention.base_attn_backend", "SharedReadEnds.IN_REPLAY"),
+    _a(Use.CALL, "runtime_context", "get_schedule", ""),
+    _a(Use.READ, "model_executor.model_runner", "ModelRunner.is_draft_worker"),
+    _a(Use.READ, "model_executor.model_runner", "ModelRunner.device"),
     _a(Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.needs_cpu_seq_lens"),
     _a(Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.verify_mask"),
     _a(Use.CALL, "mem_cache.memory_pool", "KVWriteLoc.for_batch", "forward_batch swa_loc full_loc"),

@@ -82,6 +82,9 @@ class DDTreeWorker(DFlashWorkerV2):
         with self._draft_width():
             super().init_cuda_graphs()
 
+    def _maybe_build_draft_sampler(self) -> None:
+        """No argmax inside the draft graph: a tree needs the candidates behind the hidden states."""
+
     def prewarm_sampling(self) -> Any:
         """Rehearse the target's own sampler; the parent rehearses its chain, which never runs here."""
         return self.model_runner.prewarm_sampling()
