@@ -190,10 +190,10 @@ def trained_block_size(cfg: Any) -> int:
             revision=cfg.speculative_draft_model_revision,
             model_override_args=json.loads(cfg.json_model_override_args),
         )
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (LookupError, OSError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"--speculative-draft-model-path {path}: no model config could be read there ({reason})."
+            f"--speculative-draft-model-path {path}: no model config could be read there "
+            f"({_first_line(error)}). Give the folder or Hugging Face name of a DFlash drafter."
         ) from error
     architectures = config.architectures or []
     if not DRAFT_ARCHITECTURES.intersection(architectures):
@@ -202,13 +202,23 @@ def trained_block_size(cfg: Any) -> int:
             f"{architectures or 'no architecture'}, and {ALGORITHM} drafts with one of "
             f"{sorted(DRAFT_ARCHITECTURES)}."
         )
-    draft = parse_dflash_draft_config(draft_hf_config=config)
+    try:
+        draft = parse_dflash_draft_config(draft_hf_config=config)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"--speculative-draft-model-path {path}: its config is not one of a DFlash drafter "
+            f"({_first_line(error)}). Correct config.json there, or give another drafter."
+        ) from error
     if draft.is_domino or draft.selector_rank:
         raise ConfigurationError(
             f"--speculative-draft-model-path {path} carries a Domino or selector head, which proposes "
             f"one chain: {ALGORITHM} needs a plain DFlash drafter, or serve it with DFLASH."
         )
     return draft.resolve_block_size(default=DEFAULT_DRAFT_BLOCK)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def check_model(model_config: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from sglang_ddtree_patch.errors import ConfigurationError
 
@@ -26,7 +27,8 @@ def candidates_per_position() -> int:
         ConfigurationError: not an integer from 1 to ``MAX_CANDIDATES``.
     """
     text = os.environ.get(CANDIDATES_VARIABLE, str(DEFAULT_CANDIDATES))
-    if not text.strip().isdecimal() or not 1 <= int(text) <= MAX_CANDIDATES:
+    # At most as many digits as Python converts, and none of other scripts, which int() takes too.
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or not 1 <= int(text) <= MAX_CANDIDATES:
         raise ConfigurationError(
             f"{CANDIDATES_VARIABLE}={text!r} is not a number of candidates a position: "
             f"set it to an integer from 1 to {MAX_CANDIDATES}, or unset it for {DEFAULT_CANDIDATES}."
