@@ -31,9 +31,9 @@ class Comparison:
 class DemoView:
     """Writes to a terminal with colours, to anything else with brackets around each round."""
 
-    def __init__(self, out: TextIO = sys.stdout):
-        self._out = out
-        self._is_terminal = out.isatty()
+    def __init__(self, out: TextIO | None = None):
+        self._out = out or sys.stdout
+        self._is_terminal = self._out.isatty()
         self._has_colour = self._is_terminal and "NO_COLOR" not in os.environ
         self._rounds = 0
         self._last_progress = 0.0

@@ -4,6 +4,7 @@ This process becomes `python -m sglang.launch_server`, so signals, exit code and
 """
 
 import argparse
+import itertools
 import os
 import re
 import shlex
@@ -116,7 +117,7 @@ def missing_flag(flags: Sequence[str]) -> str | None:
 def named_flags(flags: Sequence[str]) -> dict[str, str]:
     """Each flag's first value ("" if it has none), from `--name value` and `--name=value` alike."""
     values = {}
-    for flag, following in zip(flags, [*flags[1:], "--"], strict=True):
+    for flag, following in itertools.pairwise([*flags, "--"]):
         if flag.startswith("--"):
             name, equals, value = flag.partition("=")
             values[name] = value if equals or following.startswith("--") else following

@@ -1,0 +1,179 @@
+"""The `ddtree` command: what it fills in, what it refuses, and that it needs no SGLang to say so."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from sglang_ddtree_patch import cli
+from sglang_ddtree_patch.launch import demo, serve, sglang_install
+from sglang_ddtree_patch.launch.demo_view import Comparison
+from sglang_ddtree_patch.launch.server_process import ServerStartError
+
+MODELS = ["--model-path", "T", "--speculative-draft-model-path", "D"]
+
+# Runs the command in a Python where neither SGLang nor torch can be imported or found.
+WITHOUT_SGLANG = """
+import importlib.metadata, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("sglang", "torch", "triton", "transformers"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+find = importlib.metadata.version
+
+def version(name):
+    if name == "sglang":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return find(name)
+
+importlib.metadata.version = version
+from sglang_ddtree_patch.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def ddtree_without_sglang(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", WITHOUT_SGLANG, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "models"])
+def test_every_command_explains_itself_with_an_example_without_sglang(command):
+    result = ddtree_without_sglang(command, "--help")
+    assert result.returncode == 0, result.stderr
+    assert f"example:\n  ddtree {command}" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["serve", *MODELS, "--device", "cpu"], ["demo"]])
+def test_a_command_that_needs_sglang_says_what_to_type(arguments):
+    result = ddtree_without_sglang(*arguments)
+    assert result.returncode == 1
+    assert result.stderr.strip().endswith("Run: pip install sglang==0.5.23")
+    assert "Traceback" not in result.stderr
+
+
+def test_the_wrong_sglang_release_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(sglang_install, "installed_sglang", lambda: "0.4.0")
+    assert not sglang_install.require_sglang("serve")
+    assert "SGLang 0.4.0 is installed, and this needs 0.5.23" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--nonsense"], ["models", "--nonsense"]])
+def test_wrong_usage_ends_with_two(arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+
+
+def test_serve_fills_in_ddtree_before_the_flags_it_was_given():
+    plan = serve.plan_server(MODELS, on_cpu=False)
+    assert plan.filled == (
+        "--speculative-algorithm", "DDTREE", "--attention-backend", "ddtree-verify", "--page-size", "64",
+    )  # fmt: skip
+    assert plan.arguments == (*plan.filled, *MODELS)
+    assert plan.environment == {}
+
+
+def test_serve_on_a_cpu_names_the_device_and_the_platform():
+    plan = serve.plan_server(MODELS, on_cpu=True)
+    assert plan.arguments[:2] == ("--device", "cpu")
+    assert plan.environment["SGLANG_PLATFORM"] == "ddtree_cpu"
+    assert "SGLANG_PLATFORM=ddtree_cpu" in plan.command()
+
+
+@pytest.mark.parametrize(
+    ("given", "absent"),
+    [
+        (["--page-size", "1"], "--page-size"),
+        (["--page-size=1"], "--page-size"),
+        (["--attention-backend", "fa3"], "--attention-backend"),
+        (["--speculative-algorithm", "ddtree"], "--speculative-algorithm"),
+    ],
+)
+def test_serve_never_fills_in_a_flag_that_was_given(given, absent):
+    plan = serve.plan_server([*MODELS, *given], on_cpu=False)
+    assert absent not in plan.filled
+    assert len(plan.filled) == 4
+    assert plan.arguments[-len(given) :] == tuple(given)
+
+
+def test_serve_adds_nothing_to_another_algorithm():
+    assert serve.plan_server([*MODELS, "--speculative-algorithm", "EAGLE"], on_cpu=False).filled == ()
+
+
+def test_serve_counts_a_config_file_as_given(tmp_path):
+    config = tmp_path / "server.yaml"
+    config.write_text('model-path: T\nspeculative_draft_model_path: "D"  # comment\npage-size: 16\n')
+    flags = ["--config", str(config)]
+    assert serve.missing_flag(flags) is None
+    assert "--page-size" not in serve.plan_server(flags, on_cpu=False).filled
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "--model-path"),
+        (["--model-path", "T"], "--speculative-draft-model-path"),
+        (["--model", "T", "--page-size", "16"], "--speculative-draft-model-path"),
+    ],
+)
+def test_serve_refuses_a_missing_model_before_it_starts_anything(flags, words, capsys):
+    assert cli.main(["serve", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_serve_needs_no_drafter_for_plain_decoding():
+    assert serve.missing_flag(["--model-path", "T", "--speculative-algorithm", "NONE"]) is None
+
+
+def test_print_command_prints_what_a_shell_would_run(capsys, monkeypatch):
+    monkeypatch.setattr(serve, "has_accelerator", lambda: False)
+    assert cli.main(["serve", "--print-command", *MODELS, "--json-model-override-args", '{"a": 1}']) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[0] == "SGLANG_PLATFORM=ddtree_cpu"
+    assert "python -m sglang.launch_server --device cpu" in " ".join(words)
+    assert words[-2:] == ["--json-model-override-args", '{"a": 1}']
+
+
+def test_serve_becomes_the_server_in_the_same_process(monkeypatch, capsys):
+    became = []
+    monkeypatch.setattr(os, "execve", lambda *call: became.append(call))
+    cli.main(["serve", *MODELS, "--device", "cuda"])
+    ((program, command, environment),) = became
+    assert (program, command[:3]) == (sys.executable, [sys.executable, "-m", "sglang.launch_server"])
+    assert environment == dict(os.environ)
+    assert "filled in --speculative-algorithm DDTREE" in capsys.readouterr().out
+
+
+def comparison(is_equal: bool) -> Comparison:
+    return Comparison("prompt", tokens=8, plain_forwards=8, tree_forwards=4, is_equal=is_equal)
+
+
+@pytest.mark.parametrize(("is_equal", "code"), [(True, 0), (False, 1)])
+def test_the_demo_fails_when_any_text_differs(monkeypatch, capsys, is_equal, code):
+    monkeypatch.setattr(demo, "compare", lambda *_: [comparison(True), comparison(is_equal)])
+    assert cli.main(["demo"]) == code
+    assert ("1 of 2 texts differ" in capsys.readouterr().out) is not is_equal
+
+
+def test_the_demo_shows_why_a_server_did_not_start(monkeypatch, capsys):
+    def compare(*_):
+        raise ServerStartError("The SGLang server ended after 3 s. The end of its log (/tmp/x.log): boom")
+
+    monkeypatch.setattr(demo, "compare", compare)
+    assert cli.main(["demo"]) == 1
+    assert "/tmp/x.log" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback(monkeypatch, capsys):
+    def compare(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "compare", compare)
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
