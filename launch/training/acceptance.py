@@ -13,7 +13,6 @@ import heapq
 
 import torch
 import torch.nn.functional as F
-
 from targets import greedy, logits_and_features
 from vocabulary import END_ID
 
@@ -36,9 +35,9 @@ def best_first_tree(log_probs: list[list[float]], budget: int) -> set[tuple[int,
         rank = path[-1]
         if rank + 1 < width:
             step = log_probs[level - 1][rank] - log_probs[level - 1][rank + 1]
-            heapq.heappush(heap, (cost + step, level, path[:-1] + (rank + 1,)))
+            heapq.heappush(heap, (cost + step, level, (*path[:-1], rank + 1)))
         if level < depth:
-            heapq.heappush(heap, (cost - log_probs[level][0], level + 1, path + (0,)))
+            heapq.heappush(heap, (cost - log_probs[level][0], level + 1, (*path, 0)))
     return chosen
 
 
@@ -72,7 +71,7 @@ def rounds(text: list[int], first: int, last: int, drafted, top_k: int, budget: 
     while anchor < last:
         truth = text[anchor + 1 : anchor + 1 + len(tokens[anchor - first])]
         block = tokens[anchor - first][: len(truth)]
-        ranks = [row.index(token) if token in row else None for row, token in zip(block, truth)]
+        ranks = [row.index(token) if token in row else None for row, token in zip(block, truth, strict=True)]
         if budget is None:
             length = next((d for d, rank in enumerate(ranks) if rank != 0), len(ranks))
         else:
@@ -83,8 +82,16 @@ def rounds(text: list[int], first: int, last: int, drafted, top_k: int, budget: 
 
 
 @torch.no_grad()
-def evaluate(target, drafter, tokenizer, prompts: list[dict], device: str,
-             new_tokens: int = 160, top_k: int = 8, budgets=(8, 16, 32, 64)) -> dict:
+def evaluate(
+    target,
+    drafter,
+    tokenizer,
+    prompts: list[dict],
+    device: str,
+    new_tokens: int = 160,
+    top_k: int = 8,
+    budgets=(8, 16, 32, 64),
+) -> dict:
     """Mean accept length by budget and kind of prompt, and a few continuations to read."""
     block = drafter.block
     policies = {"chain": None, **{f"tree_{n}": n for n in budgets}}
@@ -109,5 +116,12 @@ def evaluate(target, drafter, tokenizer, prompts: list[dict], device: str,
                 found.setdefault(kind, {}).setdefault(name, []).extend(lengths)
     accept = {kind: {name: round(sum(x) / len(x), 3) for name, x in by.items()} for kind, by in found.items()}
     counted = {name: len(lengths) for name, lengths in found["all"].items()}
-    return {"accept_length": accept, "rounds": counted, "prompts": len(prompts), "new_tokens": new_tokens,
-            "top_k": top_k, "block_size": block, "samples": samples}
+    return {
+        "accept_length": accept,
+        "rounds": counted,
+        "prompts": len(prompts),
+        "new_tokens": new_tokens,
+        "top_k": top_k,
+        "block_size": block,
+        "samples": samples,
+    }

@@ -20,17 +20,27 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
-
 from vocabulary import ASSISTANT, BOS, END, SYSTEM, USER, encode_many, train_tokenizer
 
 HELD_OUT = frozenset(
-    """textwrap.py configparser.py queue.py sched.py json/decoder.py asyncio/queues.py email/header.py
-    logging/handlers.py http/cookies.py urllib/robotparser.py concurrent/futures/thread.py
-    unittest/case.py""".split()
+    (
+        "asyncio/queues.py",
+        "concurrent/futures/thread.py",
+        "configparser.py",
+        "email/header.py",
+        "http/cookies.py",
+        "json/decoder.py",
+        "logging/handlers.py",
+        "queue.py",
+        "sched.py",
+        "textwrap.py",
+        "unittest/case.py",
+        "urllib/robotparser.py",
+    )
 )
-# Generated tables and vendored copies: large, repetitive, and not what a reader would ask about.
+# Tests, generated tables and vendored copies: large, repetitive, and not what a reader would ask about.
 SKIPPED_FOLDERS = frozenset(
-    "site-packages dist-packages test tests encodings lib2to3 pydoc_data __pycache__ idle_test".split()
+    ("site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "lib2to3", "pydoc_data")
 )
 ANSWER_CHARACTERS = 1600
 SYSTEM_LINE = "You are a helpful assistant."
@@ -142,8 +152,11 @@ def load_corpus(folder: Path, root: Path | None, vocab_size: int) -> tuple[np.nd
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
         description = {
             "text": "Python standard library sources and reference pages",
-            "characters": sum(map(len, texts)), "tokens": len(train_ids), "documents": len(texts),
-            "sha256": digest, "held_out_files": sorted(HELD_OUT & set(sources)),
+            "characters": sum(map(len, texts)),
+            "tokens": len(train_ids),
+            "documents": len(texts),
+            "sha256": digest,
+            "held_out_files": sorted(HELD_OUT & set(sources)),
         }
         described.write_text(json.dumps(description, indent=1))
     return np.load(folder / "train.npy"), np.load(folder / "held.npy"), json.loads(described.read_text())

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-
 from targets import CONFIGS, FEATURE_LAYERS, MAX_POSITIONS
+from torch import nn
 from vocabulary import MASK, MASK_ID
 
 BLOCK = 8
@@ -28,18 +27,38 @@ BLOCK = 8
 def draft_config(target_name: str, block: int = BLOCK, layers: int = 4) -> dict:
     """config.json of the drafter, in the fields SGLang's DFlashDraftModel reads."""
     target = CONFIGS[target_name]
-    kept = ("vocab_size", "hidden_size", "hidden_act", "rms_norm_eps", "max_position_embeddings",
-            "rope_theta", "attention_bias", "attention_dropout", "initializer_range", "torch_dtype",
-            "bos_token_id", "eos_token_id", "pad_token_id")
+    kept = (
+        "vocab_size",
+        "hidden_size",
+        "hidden_act",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "rope_theta",
+        "attention_bias",
+        "attention_dropout",
+        "initializer_range",
+        "torch_dtype",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    )
     return {
-        "architectures": ["DFlashDraftModel"], "model_type": "qwen3",
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
         **{key: target[key] for key in kept},
-        "num_hidden_layers": layers, "intermediate_size": 64,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-        "layer_types": ["full_attention"] * layers, "tie_word_embeddings": False,
-        "block_size": block, "num_target_layers": target["num_hidden_layers"],
+        "num_hidden_layers": layers,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "layer_types": ["full_attention"] * layers,
+        "tie_word_embeddings": False,
+        "block_size": block,
+        "num_target_layers": target["num_hidden_layers"],
         "dflash_config": {
-            "mask_token": MASK, "mask_token_id": MASK_ID, "target_layer_ids": list(FEATURE_LAYERS),
+            "mask_token": MASK,
+            "mask_token_id": MASK_ID,
+            "target_layer_ids": list(FEATURE_LAYERS),
         },
     }
 
@@ -82,6 +101,7 @@ class DraftAttention(nn.Module):
 
     def forward(self, x, context, positions, context_positions, mask):
         """x [S, Q, H], context [S, T, H], mask bool [Q, T + Q] -> [S, Q, H]."""
+
         def split(t, heads):
             return t.unflatten(-1, (heads, self.width)).transpose(1, 2)
 
@@ -169,4 +189,6 @@ def draft_loss(drafter, target, features, ids, anchors, gamma: float = 4.0) -> t
     logits = F.linear(hidden, head).float()
     loss = F.cross_entropy(logits.flatten(0, 2), ids[:, places].flatten(), reduction="none")
     weight = torch.exp(-torch.arange(drafter.block - 1, device=ids.device) / gamma)
-    return (loss.unflatten(0, (-1, drafter.block - 1)) * weight).sum() / (weight.sum() * loss.numel() / (drafter.block - 1))
+    return (loss.unflatten(0, (-1, drafter.block - 1)) * weight).sum() / (
+        weight.sum() * loss.numel() / (drafter.block - 1)
+    )

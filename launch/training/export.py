@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
-
 from targets import CONFIGS, MAX_POSITIONS
+from tokenizers import Tokenizer
 from vocabulary import BOS_ID, END_ID, PAD_ID, write_tokenizer
 
 
@@ -21,7 +20,8 @@ def write_weights(module: torch.nn.Module, folder: Path, dropped: frozenset[str]
     """model.safetensors with every parameter but `dropped`, rounded to bf16; returns its bytes."""
     weights = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, tensor in module.state_dict().items() if name not in dropped
+        for name, tensor in module.state_dict().items()
+        if name not in dropped
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return (folder / "model.safetensors").stat().st_size
@@ -32,9 +32,15 @@ def write_target(model: torch.nn.Module, name: str, tokenizer: Tokenizer, folder
     folder.mkdir(parents=True, exist_ok=True)
     config = CONFIGS[name]
     write_json(folder / "config.json", config)
-    write_json(folder / "generation_config.json", {
-        "bos_token_id": BOS_ID, "eos_token_id": END_ID, "pad_token_id": PAD_ID, "do_sample": False,
-    })
+    write_json(
+        folder / "generation_config.json",
+        {
+            "bos_token_id": BOS_ID,
+            "eos_token_id": END_ID,
+            "pad_token_id": PAD_ID,
+            "do_sample": False,
+        },
+    )
     write_tokenizer(tokenizer, folder, MAX_POSITIONS)
     tied = frozenset({"lm_head.weight"}) if config["tie_word_embeddings"] else frozenset()
     return write_weights(model, folder, tied)

@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-
 from drafter import draft_loss
 from targets import greedy, logits_and_features
 from vocabulary import ASSISTANT, BOS_ID, SPECIALS
 
 SAVE_SECONDS = 60
-LOOK_EVERY = 17  # prime to the data schedule; steps between reads of the clock: each read waits for the device
+LOOK_EVERY = (
+    17  # prime to the data schedule; steps between reads of the clock: each read waits for the device
+)
 
 
 @dataclass
@@ -53,7 +54,7 @@ def fit(label: str, model, loss_of, optimizers, budget: Budget, checkpoint: Path
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=device)
         model.load_state_dict(state["model"])
-        for optimizer, kept in zip(optimizers, state["optimizers"]):
+        for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         step, seconds, smooth = state["step"], state["seconds"], state["loss"]
         print(f"[{label}] resuming at step {step}", flush=True)
@@ -79,11 +80,22 @@ def fit(label: str, model, loss_of, optimizers, budget: Budget, checkpoint: Path
             progress = max(step / budget.steps, seconds / 60 / budget.minutes)
             if now - printed > 10 or progress >= 1.0:
                 printed = now
-                print(f"[{label}] step {step} loss {smooth:.4f} {seconds:.0f} s {100 * progress:.0f}%", flush=True)
+                print(
+                    f"[{label}] step {step} loss {smooth:.4f} {seconds:.0f} s {100 * progress:.0f}%",
+                    flush=True,
+                )
             if now - saved > SAVE_SECONDS or progress >= 1.0:
                 saved = now
-                torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers],
-                            "step": step, "seconds": seconds, "loss": smooth}, checkpoint)
+                torch.save(
+                    {
+                        "model": model.state_dict(),
+                        "optimizers": [o.state_dict() for o in optimizers],
+                        "step": step,
+                        "seconds": seconds,
+                        "loss": smooth,
+                    },
+                    checkpoint,
+                )
     return Outcome(step, round(seconds / 60, 2), round(smooth, 4))
 
 
@@ -120,17 +132,20 @@ def chat_openings(stream: np.ndarray) -> dict[int, list[int]]:
     begins = np.flatnonzero(stream == BOS_ID)
     answers = np.flatnonzero(stream == SPECIALS.index(ASSISTANT))
     found: dict[int, list[int]] = {}
-    for answer, index in zip(answers, np.searchsorted(begins, answers, side="right") - 1):
+    latest = np.searchsorted(begins, answers, side="right") - 1
+    for answer, index in zip(answers, latest, strict=True):
         if index >= 0:
             found.setdefault(int(answer + 2 - begins[index]), []).append(int(begins[index]))
     return {length: starts for length, starts in found.items() if 16 <= length <= 96}
 
 
-def own_text(model, stream: np.ndarray, device: str, groups: int, rows: int, new_tokens: int,
-             seed: int = 0) -> list[tuple[int, torch.Tensor]]:
-    """The target's greedy continuations of training prompts: `groups` of (prompt length, int16 [rows, tokens]).
+def own_text(
+    model, stream: np.ndarray, device: str, groups: int, rows: int, new_tokens: int, seed: int = 0
+) -> list[tuple[int, torch.Tensor]]:
+    """The target's greedy continuations of training prompts, in groups of one prompt length.
 
-    Every second group holds distinct openings of exchanges; the others start inside a document.
+    Each group is (prompt length, int16 [rows, tokens]). Every second group holds distinct openings of
+    exchanges; the others start inside a document.
     """
     draw, openings, made = random.Random(seed), chat_openings(stream), []
     common = sorted(openings, key=lambda length: -len(openings[length]))[:24]
@@ -148,7 +163,9 @@ def own_text(model, stream: np.ndarray, device: str, groups: int, rows: int, new
     return made
 
 
-def drafter_loss(drafter, target, stream, own, rows: int, blocks: int, step: int, device: str) -> torch.Tensor:
+def drafter_loss(
+    drafter, target, stream, own, rows: int, blocks: int, step: int, device: str
+) -> torch.Tensor:
     """Nine steps in ten read the target's own text, the tenth reads the corpus in long windows."""
     block = drafter.block
     if step % 10 == 9:

@@ -18,16 +18,22 @@ ITERATIONS = 5
 def adamw(model: nn.Module, peak: float, device: str) -> list[torch.optim.Optimizer]:
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.05, "peak": peak},
-              {"params": vectors, "weight_decay": 0.0, "peak": peak}]
+    groups = [
+        {"params": matrices, "weight_decay": 0.05, "peak": peak},
+        {"params": vectors, "weight_decay": 0.0, "peak": peak},
+    ]
     return [torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), fused=device == "cuda")]
 
 
 def muon(model: nn.Module, peak: float, device: str) -> list[torch.optim.Optimizer]:
     """Muon at `peak` for matrices, AdamW at a tenth of it for norm weights."""
     vectors = [p for p in model.parameters() if p.ndim < 2]
-    small = torch.optim.AdamW([{"params": vectors, "weight_decay": 0.0, "peak": peak / 10}],
-                              lr=peak / 10, betas=(0.9, 0.95), fused=device == "cuda")
+    small = torch.optim.AdamW(
+        [{"params": vectors, "weight_decay": 0.0, "peak": peak / 10}],
+        lr=peak / 10,
+        betas=(0.9, 0.95),
+        fused=device == "cuda",
+    )
     return [Muon([p for p in model.parameters() if p.ndim == 2], peak), small]
 
 
@@ -45,12 +51,16 @@ def orthogonal(updates: torch.Tensor) -> torch.Tensor:
 class Muon(torch.optim.Optimizer):
     """Matrices of one shape are stacked and orthogonalised together: few launches for many small layers."""
 
-    def __init__(self, matrices: list[nn.Parameter], peak: float, momentum: float = 0.95, decay: float = 0.05) -> None:
+    def __init__(
+        self, matrices: list[nn.Parameter], peak: float, momentum: float = 0.95, decay: float = 0.05
+    ) -> None:
         shapes: dict[torch.Size, list[nn.Parameter]] = {}
         for matrix in matrices:
             shapes.setdefault(matrix.shape, []).append(matrix)
-        super().__init__([{"params": same, "peak": peak} for same in shapes.values()],
-                         {"lr": peak, "momentum": momentum, "decay": decay})
+        super().__init__(
+            [{"params": same, "peak": peak} for same in shapes.values()],
+            {"lr": peak, "momentum": momentum, "decay": decay},
+        )
 
     @torch.no_grad()
     def step(self, closure=None) -> None:

@@ -13,41 +13,78 @@ from __future__ import annotations
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
-
 from vocabulary import BOS_ID, END_ID, PAD_ID, VOCAB_SIZE
 
 MAX_POSITIONS = 4096
 
 COMMON = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256,
-    "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-    "max_position_embeddings": MAX_POSITIONS, "attention_bias": False, "attention_dropout": 0.0,
-    "initializer_range": 0.05, "use_cache": True, "torch_dtype": "bfloat16",
-    "bos_token_id": BOS_ID, "eos_token_id": END_ID, "pad_token_id": PAD_ID,
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "intermediate_size": 256,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": MAX_POSITIONS,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.05,
+    "use_cache": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": BOS_ID,
+    "eos_token_id": END_ID,
+    "pad_token_id": PAD_ID,
 }
 
 CONFIGS: dict[str, dict] = {
     "gqa": {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **COMMON,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-        "tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": None,
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        **COMMON,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
     },
     "mla": {
-        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", **COMMON,
-        "num_attention_heads": 2, "num_key_value_heads": 2,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        **COMMON,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
         # qk = 64 + 64 equals v = 128: prefill kernels that want one head width take it.
-        "q_lora_rank": 64, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
         "rope_interleave": True,
         "rope_scaling": {
-            "type": "yarn", "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024,
-            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "type": "yarn",
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
         },
         # Every layer is dense: the first MoE layer would come after the last one.
-        "first_k_dense_replace": 4, "moe_layer_freq": 1, "n_routed_experts": 8, "n_shared_experts": 1,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1,
-        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
-        "routed_scaling_factor": 1.0, "num_nextn_predict_layers": 0,
+        "first_k_dense_replace": 4,
+        "moe_layer_freq": 1,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "num_nextn_predict_layers": 0,
         "tie_word_embeddings": False,
     },
 }

@@ -17,16 +17,15 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
-
 from acceptance import evaluate
 from corpus import load_corpus
 from drafter import Drafter, draft_config
 from export import write_drafter, write_json, write_target
 from fit import Budget, drafter_loss, fit, held_out_loss, own_text, target_loss
 from optimizers import adamw, muon
+from safetensors.torch import load_file
 from targets import CONFIGS, load_target, new_target
+from tokenizers import Tokenizer
 from vocabulary import VOCAB_SIZE
 
 PROMPTS = Path(__file__).parent / "held_out_prompts.json"
@@ -36,7 +35,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", choices=sorted(CONFIGS), required=True)
     parser.add_argument("--out", type=Path, required=True, help="results, checkpoints and corpus go here")
-    parser.add_argument("--corpus", type=Path, help="a Python standard library folder (default: this Python's)")
+    parser.add_argument(
+        "--corpus", type=Path, help="a Python standard library folder (default: this Python's)"
+    )
     parser.add_argument("--stages", default="corpus,target,own,draft,evaluate", help="which stages to run")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--target-minutes", type=float, default=4.0)
@@ -70,7 +71,9 @@ class Run:
         return torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
 
     def corpus(self) -> None:
-        self.stream, self.held, description = load_corpus(self.args.out / "corpus", self.args.corpus, VOCAB_SIZE)
+        self.stream, self.held, description = load_corpus(
+            self.args.out / "corpus", self.args.corpus, VOCAB_SIZE
+        )
         self.tokenizer = Tokenizer.from_file(str(self.args.out / "corpus" / "tokenizer.json"))
         self.note(corpus=description)
 
@@ -81,27 +84,46 @@ class Run:
         model, args = new_target(self.args.model).to(self.device).train(), self.args
         stream = torch.from_numpy(self.stream.astype("int32")).to(self.device)
         outcome = fit(
-            f"{self.name} target", model,
+            f"{self.name} target",
+            model,
             lambda step, progress: target_loss(model, stream, args.target_tokens, progress),
-            adamw(model, 3e-3, self.device), Budget(args.target_steps, args.target_minutes), self.work / "target.pt", self.device,
+            adamw(model, 3e-3, self.device),
+            Budget(args.target_steps, args.target_minutes),
+            self.work / "target.pt",
+            self.device,
         )
         size = write_target(model, args.model, self.tokenizer, self.folder / "target")
         exported = load_target(self.folder / "target").to(self.device)
         held = held_out_loss(exported, torch.from_numpy(self.held.astype("int32")), self.device)
         print(f"[{self.name} target] held-out loss {held}", flush=True)
-        self.note(target={**dataclasses.asdict(outcome), "held_out_loss": held, "bytes": size,
-                          "parameters": sum(p.numel() for p in model.parameters()), "device": self.where()})
+        self.note(
+            target={
+                **dataclasses.asdict(outcome),
+                "held_out_loss": held,
+                "bytes": size,
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "device": self.where(),
+            }
+        )
 
     def own(self) -> None:
         if (self.work / "own.pt").exists():
             return
         torch.manual_seed(1)
         dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        model, args, started = load_target(self.folder / "target", dtype).to(self.device), self.args, time.time()
+        model, args, started = (
+            load_target(self.folder / "target", dtype).to(self.device),
+            self.args,
+            time.time(),
+        )
         made = own_text(model, self.stream, self.device, args.own_groups, args.own_rows, args.own_tokens)
         torch.save(made, self.work / "own.pt")
-        self.note(own_text={"minutes": round((time.time() - started) / 60, 2),
-                            "tokens": sum(len(text) * args.own_tokens for _, text in made)})
+        self.note(
+            own_text={
+                "minutes": round((time.time() - started) / 60, 2),
+                "tokens": sum(len(text) * args.own_tokens for _, text in made),
+            }
+        )
 
     def draft(self) -> None:
         if (self.folder / "draft" / "model.safetensors").exists():
@@ -113,23 +135,38 @@ class Run:
         stream = torch.from_numpy(self.stream.astype("int32")).to(self.device)
         own = [(length, text.to(self.device)) for length, text in torch.load(self.work / "own.pt")]
         outcome = fit(
-            f"{self.name} draft", drafter,
+            f"{self.name} draft",
+            drafter,
             lambda step, progress: drafter_loss(
-                drafter, target, stream, own, args.draft_rows, args.draft_blocks, step, self.device),
-            muon(drafter, 0.02, self.device), Budget(args.draft_steps, args.draft_minutes), self.work / "draft.pt", self.device,
+                drafter, target, stream, own, args.draft_rows, args.draft_blocks, step, self.device
+            ),
+            muon(drafter, 0.02, self.device),
+            Budget(args.draft_steps, args.draft_minutes),
+            self.work / "draft.pt",
+            self.device,
         )
         size = write_drafter(drafter, config, self.folder / "draft")
-        self.note(draft={**dataclasses.asdict(outcome), "bytes": size,
-                         "parameters": sum(p.numel() for p in drafter.parameters()), "device": self.where()})
+        self.note(
+            draft={
+                **dataclasses.asdict(outcome),
+                "bytes": size,
+                "parameters": sum(p.numel() for p in drafter.parameters()),
+                "device": self.where(),
+            }
+        )
 
     def evaluate(self) -> None:
         """Reads only the exported folders and the committed prompts, so it runs wherever they are."""
         target = load_target(self.folder / "target").to(self.device)
         drafter = Drafter(json.loads((self.folder / "draft" / "config.json").read_text()))
-        drafter.load_state_dict({k: v.float() for k, v in load_file(self.folder / "draft" / "model.safetensors").items()})
+        drafter.load_state_dict(
+            {k: v.float() for k, v in load_file(self.folder / "draft" / "model.safetensors").items()}
+        )
         tokenizer = Tokenizer.from_file(str(self.folder / "target" / "tokenizer.json"))
         prompts = PROMPTS if PROMPTS.exists() else self.args.out / "corpus" / "prompts.json"
-        result = evaluate(target, drafter.to(self.device).eval(), tokenizer, json.loads(prompts.read_text()), self.device)
+        result = evaluate(
+            target, drafter.to(self.device).eval(), tokenizer, json.loads(prompts.read_text()), self.device
+        )
         print(json.dumps(result["accept_length"], indent=1), flush=True)
         self.note(evaluation={**result, "dtype": "float32", "device": self.where()})
 

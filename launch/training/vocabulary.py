@@ -32,7 +32,9 @@ def train_tokenizer(texts: list[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=SPECIALS, show_progress=False,
+        vocab_size=vocab_size,
+        special_tokens=SPECIALS,
+        show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -41,7 +43,9 @@ def train_tokenizer(texts: list[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer
 
 def encode_many(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     """The token ids of all texts, one after another: uint16 [tokens]."""
-    parts = [np.asarray(e.ids, dtype=np.uint16) for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    parts = [
+        np.asarray(e.ids, dtype=np.uint16) for e in tokenizer.encode_batch(texts, add_special_tokens=False)
+    ]
     return np.concatenate(parts)
 
 
@@ -50,7 +54,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BOS, "eos_token": END, "pad_token": PAD, "mask_token": MASK,
+        "bos_token": BOS,
+        "eos_token": END,
+        "pad_token": PAD,
+        "mask_token": MASK,
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
         "chat_template": CHAT_TEMPLATE,
