@@ -29,14 +29,16 @@ from sglang_ddtree_patch.settings import ALGORITHM, BACKEND
 
 DEFAULT_MODEL = "tiny-gqa"
 PAGE_SIZE = 16
-WIDTH = 16
+WIDTH = 32  # rows of a verify, more than a page holds
 MAX_NEW_TOKENS = 96
-# The committed models know the Python standard library and little else.
+# The committed models have seen the Python standard library and little else.
 PROMPTS = (
-    "def read_config(self, filename, encoding=None):\n    ",
-    "class Queue:\n    def __init__(self, maxsize=0):\n",
-    "import os\nimport sys\n\ndef main():\n",
+    "Write the function close(self).",
+    "Write the function __repr__(self).",
+    "What is the class queue.Queue?",
 )
+# One turn, as the committed models' chat template renders it.
+TURN = "<|bos|><|user|>\n{prompt}<|end|>\n<|assistant|>\n"
 # Keeps any plugin, this one included, out of the server that the text is compared with.
 STOCK_ENVIRONMENT = {"SGLANG_PLUGINS": "none"}
 
@@ -60,7 +62,7 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="serve a committed model with and without DDTREE and compare",
-        description="Stream completions through a real SGLang server with DDTREE, each round's accepted "
+        description="Stream answers through a real SGLang server with DDTREE, each round's accepted "
         "tokens marked, then check that stock SGLang gives the same text.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -71,7 +73,7 @@ def add_parser(subparsers) -> None:
         default=DEFAULT_MODEL,
         help="which committed model (default: %(default)s)",
     )
-    parser.add_argument("--prompt", action="append", help="complete this instead; may be repeated")
+    parser.add_argument("--prompt", action="append", help="ask this instead; may be repeated")
     parser.add_argument(
         "--max-new-tokens", type=int, default=MAX_NEW_TOKENS, help="tokens a prompt (default: %(default)s)"
     )
@@ -177,12 +179,12 @@ class DemoServers:
 
 
 def complete(server: ServerProcess, prompt: str, max_new_tokens: int, view: DemoView | None) -> Completion:
-    """Greedy completion of one prompt, streamed; every event carries what one round committed."""
+    """Greedy answer to one prompt, streamed; every event carries what one round committed."""
     if view:
-        view.start_text(prompt)
+        view.start_text(f"> {prompt}\n")
     text, event = "", {}
     payload = {
-        "text": prompt,
+        "text": TURN.format(prompt=prompt),
         "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
     }
     for event in server.stream_json("/generate", payload):

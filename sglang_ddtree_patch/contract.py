@@ -374,7 +374,6 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "platforms.interface", "PlatformCapabilities.supports_triton"),
     _a(Use.READ, "platforms.interface", "PlatformCapabilities.graph_capture"),
     _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.apply_server_args_defaults", "server_args"),
-    _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.get_default_attention_backend", ""),
     _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.get_dispatch_key_name", ""),
     _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.get_kv_pool_cls", "kind"),
     _a(Use.OVERRIDE, "platforms.interface", "SRTPlatform.supports_speculative_algorithm", "algorithm"),

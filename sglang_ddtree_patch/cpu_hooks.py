@@ -46,7 +46,7 @@ def get_last_loc(
 
 def default_attention_backend(server_args, use_mla_backend: bool, model_config) -> str:
     """The stock backend that serves the model here. torch_native has no latent attention (MLA); Triton's
-    interpreter does, at some tenths of a second a token. The platform interface is not told the model.
+    interpreter does, at some tenths of a second a token. The platform's own method is not told the model.
     """
     return "triton" if use_mla_backend else "torch_native"
 

@@ -48,12 +48,9 @@ class DDTreeCpuPlatform(CpuDeviceMixin, SRTPlatform):
     capabilities = PlatformCapabilities(supports_triton=False, graph_capture=False)
 
     def apply_server_args_defaults(self, server_args) -> None:
-        """Fill what a CPU server cannot do without, where the user left the choice open."""
-        if server_args.sampling_backend is None:
-            server_args.sampling_backend = "pytorch"
-
-    def get_default_attention_backend(self) -> str:
-        return "torch_native"
+        """Take back the AMX backend that SGLang puts in for `--device cpu`, so that it asks for a default."""
+        if server_args.attention_backend == "intel_amx":
+            server_args.attention_backend = None
 
     def get_dispatch_key_name(self) -> str:
         return "native"

@@ -2,6 +2,7 @@
 
 import os
 import pkgutil
+import types
 
 import pytest
 import torch
@@ -89,6 +90,13 @@ def test_stock_record_stream_refuses_cpu_tensors_and_the_hook_does_not():
     with pytest.raises((RuntimeError, NotImplementedError)):
         tensor.record_stream(torch.Stream(device="cpu"))
     cpu_hooks.record_stream(torch.Tensor.record_stream, tensor, None)
+
+
+@pytest.mark.parametrize(("resolved", "kept"), [("intel_amx", None), ("triton", "triton")])
+def test_only_the_amx_backend_is_taken_back(resolved, kept):
+    arguments = types.SimpleNamespace(attention_backend=resolved)
+    cpu_platform.DDTreeCpuPlatform().apply_server_args_defaults(arguments)
+    assert arguments.attention_backend == kept
 
 
 def test_a_latent_model_gets_the_backend_that_can_serve_it():
