@@ -62,8 +62,10 @@ class ServerTemplate:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the template and every server that is left; both happen when its input closes."""
-        self._process.stdin.close()
+        """End the template and every server that is left: it does so when its input closes, once warm."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.terminate()  # heeded only while it is importing, when it has no servers
         self._process.wait()
         self._process.stdout.close()
         self._log.close()
@@ -116,11 +118,13 @@ def fork_subprocesses(result: None, *arguments: object, **options: object) -> No
 def fork_on_request() -> dict | None:
     """In the template: answer requests until the input closes, then return None. In a child: its request."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps servers that end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ending means ending the servers first
     servers = []
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             return json.loads(line)
         servers.append(pid)
         print(json.dumps({"pid": pid}), flush=True)
