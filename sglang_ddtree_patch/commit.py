@@ -10,21 +10,61 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 from sglang_ddtree_patch.kernels.accept import AcceptedPath
 
 
-def commit_target_kv(pool: Any, slots: torch.Tensor, accepted: AcceptedPath) -> None:
-    """Move the accepted rows' KV, all layers, to the front of each request's block.
+class TargetKVCommit:
+    """Moves accepted rows in one KV pool: one launch where the layout is known, else the pool's own move."""
 
-    Args:
-        pool: the target's KV pool.
-        slots: [batch, slots] physical slots of the block.
-        accepted: the walks. Columns past a walk move a slot onto itself, which keeps the shape fixed and
-            the host out of it.
+    def __init__(self, pool: Any):
+        self._pool = pool
+        self._buffers = None
+        buffers = row_buffers(pool)
+        if buffers and buffers[0].is_cuda:
+            from sglang_ddtree_patch.kernels.commit import RowBuffers
+
+            self._buffers = RowBuffers.of(buffers)
+
+    def __call__(self, slots: torch.Tensor, accepted: AcceptedPath) -> None:
+        """Move the accepted rows' KV, all layers, to the front of each request's block.
+
+        Args:
+            slots: [batch, slots] physical slots of the block.
+            accepted: the walks. Columns past a walk hold themselves, which keeps the shape fixed and the
+                host out of it.
+        """
+        if self._buffers is not None:
+            from sglang_ddtree_patch.kernels.commit import commit_rows
+
+            commit_rows(self._buffers, slots, accepted.rows)
+        else:
+            move_by_offset(self._pool, slots, accepted)
+
+
+def move_by_offset(pool: Any, slots: torch.Tensor, accepted: AcceptedPath) -> None:
+    """Commit through the pool's own move, one block offset of all requests at a time.
+
+    A slot may be the source of one move and the target of a later one. SGLang's GPU move loads and stores
+    all rows of a launch without a barrier between its warps, so moves that touch a common slot must not
+    share a launch.
     """
-    path = accepted.rows.shape[1]
-    pool.move_kv_cache(slots[:, :path].reshape(-1), slots.gather(1, accepted.rows).reshape(-1))
+    sources = slots.gather(1, accepted.rows)
+    for offset in range(1, accepted.rows.shape[1]):
+        pool.move_kv_cache(slots[:, offset].contiguous(), sources[:, offset].contiguous())
+
+
+def row_buffers(pool: Any) -> list[torch.Tensor] | None:
+    """The buffers of a pool whose layers are plain [slots, ...] tensors; None for any other layout.
+
+    Exact types only: subclasses add scales or lay pages out otherwise.
+    """
+    if type(pool) is MHATokenToKVPool and not pool.use_hnd:
+        return [*pool.k_buffer, *pool.v_buffer]
+    if type(pool) is MLATokenToKVPool:
+        return list(pool.kv_buffer)
+    return None
 
 
 def path_hidden_states(hidden_states: torch.Tensor, accepted: AcceptedPath) -> torch.Tensor:

@@ -354,6 +354,8 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.CALL, "mem_cache.memory_pool", "MLATokenToKVPool.get_key_buffer", "layer_id"),
     _a(Use.CALL, "mem_cache.memory_pool", "MLATokenToKVPool.get_value_buffer", "layer_id"),
     _a(Use.CALL, "mem_cache.memory_pool", "MLATokenToKVPool.move_kv_cache", "tgt_loc src_loc"),
+    _a(Use.READ, "mem_cache.memory_pool", "MLATokenToKVPool.kv_buffer"),
+    _a(Use.READ, "mem_cache.memory_pool", "MHATokenToKVPool.use_hnd"),
     _a(Use.READ, "layers.radix_attention", "AttentionType.ENCODER_ONLY"),
     _a(Use.READ, "layers.radix_attention", "RadixAttention.layer_id"),
     _a(Use.READ, "layers.radix_attention", "RadixAttention.scaling"),

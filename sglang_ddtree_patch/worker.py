@@ -12,6 +12,7 @@ Everything around the round (draft model, pools, prefill, the drafter's KV) is D
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_ddtree_patch.block import BlockSizes
-from sglang_ddtree_patch.commit import commit_target_kv, path_hidden_states
+from sglang_ddtree_patch.commit import TargetKVCommit, path_hidden_states
 from sglang_ddtree_patch.draft_step import draft_candidates, verify_host_bound
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
@@ -110,9 +111,8 @@ class DDTreeWorker(DFlashWorkerV2):
     def _decode_round(self, batch: Any, on_publish: Any) -> GenerationBatchResult:
         sizes, target = self.sizes, self.target_worker.model_runner
         prefix_lens, draft_input = batch.seq_lens, batch.spec_info
-        if prefix_lens.is_cuda:
-            # The previous round may have produced the lengths on another stream.
-            prefix_lens.record_stream(torch.cuda.current_stream())
+        # The previous round may have produced the lengths on another stream.
+        prefix_lens.record_stream(torch.get_device_module(self.device).current_stream())
 
         plan = self._plan_slots(batch)
         candidates = draft_candidates(self, batch, plan, sizes)
@@ -124,7 +124,7 @@ class DDTreeWorker(DFlashWorkerV2):
         accepted = self._accept(batch, tree, logits_output)
 
         slots = plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
-        commit_target_kv(target.token_to_kv_pool, slots, accepted)
+        self._commit_target_kv(slots, accepted)
         new_seq_lens = prefix_lens + accepted.commit_lengths.to(prefix_lens.dtype)
         if on_publish is not None:
             on_publish(new_seq_lens)
@@ -146,6 +146,11 @@ class DDTreeWorker(DFlashWorkerV2):
             routed_experts_output=result.routed_experts_output,
             indexer_topk_output=result.indexer_topk_output,
         )
+
+    @functools.cached_property
+    def _commit_target_kv(self) -> TargetKVCommit:
+        """Built in the first round, when the pools are there."""
+        return TargetKVCommit(self.target_worker.model_runner.token_to_kv_pool)
 
     def _plan_slots(self, batch: Any) -> Any:
         """One plan over the slots behind each committed length, for draft, verify and drafter KV."""

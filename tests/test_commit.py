@@ -1,12 +1,13 @@
-"""commit.py on a pool that moves rows as SGLang's do: all sources are read, then all targets written."""
+"""Commit on pools small enough to check row by row: our kernel, and the pool's own move by offset."""
 
 from itertools import pairwise
 
 import pytest
 import torch
 
-from sglang_ddtree_patch.commit import commit_target_kv, path_hidden_states
+from sglang_ddtree_patch.commit import move_by_offset, path_hidden_states
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
+from sglang_ddtree_patch.kernels.commit import RowBuffers, commit_rows
 
 LAYERS = 3
 PREFIX = 11  # not a multiple of any page size but 1, so that blocks straddle pages
@@ -59,6 +60,15 @@ def written_block(slots: torch.Tensor, pool_slots: int) -> FakePool:
     return pool
 
 
+def commit_by_kernel(pool: FakePool, slots: torch.Tensor, accepted: AcceptedPath) -> None:
+    commit_rows(RowBuffers.of(pool.buffers), slots.contiguous(), accepted.rows)
+
+
+@pytest.fixture(params=[move_by_offset, commit_by_kernel], ids=["pool's move", "kernel"])
+def commit(request):
+    return request.param
+
+
 @pytest.fixture(params=[1, 4, 16, 64], ids=lambda size: f"page {size}")
 def page_size(request) -> int:
     return request.param
@@ -66,13 +76,13 @@ def page_size(request) -> int:
 
 @pytest.mark.parametrize("order", ["in order", "scattered"])
 @pytest.mark.parametrize(("width", "draft"), [(1, 8), (2, 8), (8, 8), (17, 16), (64, 16), (8, 16)])
-def test_accepted_path_is_contiguous_after_commit(page_size, order, width, draft):
+def test_accepted_path_is_contiguous_after_commit(commit, page_size, order, width, draft):
     batch, path, block = 20, min(width, draft), max(width, draft)
     slots = slot_rows(batch, PREFIX + block + 3, page_size, order)
     pool = written_block(slots, int(slots.max()) + 2 * page_size)
     before = [buffer.clone() for buffer in pool.buffers]
     accepted = random_walks(batch, width, path)
-    commit_target_kv(pool, slots[:, PREFIX : PREFIX + block], accepted)
+    commit(pool, slots[:, PREFIX : PREFIX + block], accepted)
     for layer, buffer in enumerate(pool.buffers):
         for i in range(batch):
             length = int(accepted.commit_lengths[i])
@@ -88,7 +98,7 @@ def test_accepted_path_is_contiguous_after_commit(page_size, order, width, draft
         assert (buffer[others] == -1).all()
 
 
-def test_without_the_move_a_branch_leaves_the_wrong_rows_in_front():
+def test_without_the_move_a_branch_leaves_the_wrong_rows_in_front(commit):
     """The negative control: what the test above looks at does tell a commit from none."""
     slots = slot_rows(1, PREFIX + 4, 16, "scattered")
     accepted = accept_greedy(
@@ -98,32 +108,65 @@ def test_without_the_move_a_branch_leaves_the_wrong_rows_in_front():
     pool = written_block(slots, int(slots.max()) + 1)
     front = slots[0, PREFIX : PREFIX + 3]
     assert pool.buffers[0][front, 1].tolist() == [PREFIX, PREFIX + 1, PREFIX + 2]
-    commit_target_kv(pool, slots[:, PREFIX:], accepted)
+    commit(pool, slots[:, PREFIX:], accepted)
     assert pool.buffers[0][front, 1].tolist() == [PREFIX, PREFIX + 2, PREFIX + 3]
 
 
-def test_a_chain_stays_where_it_is():
+def test_a_chain_stays_where_it_is(commit):
     slots = slot_rows(1, PREFIX + 8, 4, "scattered")
     pool = written_block(slots, int(slots.max()) + 1)
     before = pool.buffers[1].clone()
     parents, predictions = torch.arange(-1, 7)[None], torch.arange(1, 9)[None]
-    commit_target_kv(pool, slots[:, PREFIX:], accept_greedy(torch.arange(8)[None], parents, predictions, 8))
+    commit(pool, slots[:, PREFIX:], accept_greedy(torch.arange(8)[None], parents, predictions, 8))
     assert torch.equal(pool.buffers[1], before)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 50])
-def test_a_pool_that_moves_in_chunks_of_any_size_commits_the_same(chunk):
-    """SGLang's pool splits long moves: a chunk must not overwrite what a later one has yet to read."""
+def test_a_pool_that_moves_rows_in_any_order_commits_the_same():
+    """SGLang's GPU move has no barrier between reading and writing the rows of a launch."""
+
+    class UnorderedPool(FakePool):
+        def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+            for index in torch.randperm(len(tgt_loc)).tolist():
+                super().move_kv_cache(tgt_loc[index : index + 1], src_loc[index : index + 1])
+
     slots = slot_rows(20, PREFIX + 17, 16, "scattered")[:, PREFIX:]
     accepted = random_walks(20, 17, 16)
-    whole, split = (written_block(slots, int(slots.max()) + 1) for _ in range(2))
-    commit_target_kv(whole, slots, accepted)
-    move = split.move_kv_cache
-    split.move_kv_cache = lambda target, source: [
-        move(target[i : i + chunk], source[i : i + chunk]) for i in range(0, len(target), chunk)
-    ]
-    commit_target_kv(split, slots, accepted)
-    assert torch.equal(whole.buffers[0], split.buffers[0])
+    whole = written_block(slots, int(slots.max()) + 1)
+    move_by_offset(whole, slots, accepted)
+    for _ in range(5):
+        unordered = UnorderedPool(len(whole.buffers[0]))
+        unordered.buffers = written_block(slots, int(slots.max()) + 1).buffers
+        move_by_offset(unordered, slots, accepted)
+        assert torch.equal(whole.buffers[0], unordered.buffers[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("path", [1, 2, 8, 16])
+def test_the_kernel_moves_every_layout_of_row(dtype, device, path):
+    """Keys and values of 3 layers, rows of different widths, rows strided in a larger buffer."""
+    batch, width = (3, 9) if device == "cpu" else (32, 33)
+    path = min(path, width)
+    slots = slot_rows(batch, PREFIX + width, 16, "scattered")[:, PREFIX:].contiguous().to(device)
+    accepted = random_walks(batch, width, path)
+    rows = accepted.rows.to(device)
+    count = int(slots.max()) + 1
+    buffers = [torch.randn(count, *shape, device=device).to(dtype) for shape in ((2, 64), (1, 576), (5, 8))]
+    buffers.append(torch.randn(count, 4, 16, device=device).to(dtype)[:, :2])
+    expected = [buffer.clone() for buffer in buffers]
+    for buffer in expected:
+        raw = buffer.view(torch.uint8)
+        for request in range(batch):
+            for offset, row in enumerate(rows[request].tolist()):
+                raw[slots[request, offset]] = raw[slots[request, row]]
+    commit_rows(RowBuffers.of(buffers), slots, rows)
+    for buffer, wanted in zip(buffers, expected, strict=True):
+        assert torch.equal(buffer.contiguous().view(torch.uint8), wanted.contiguous().view(torch.uint8))
+
+
+def test_rows_that_the_kernel_cannot_move_are_refused_in_words():
+    with pytest.raises(ValueError, match="whole words of 8 bytes"):
+        RowBuffers.of([torch.zeros(4, 3, dtype=torch.bfloat16)])
 
 
 def test_hidden_states_of_the_path_come_in_path_order():

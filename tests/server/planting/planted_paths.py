@@ -38,7 +38,7 @@ def load() -> None:
 
     worker.draft_candidates = planted
     if os.environ.get("DDTREE_TEST_NO_COMMIT"):
-        worker.commit_target_kv = lambda pool, slots, accepted: None
+        worker.TargetKVCommit = lambda pool: lambda slots, accepted: None
 
 
 def continuation(sequences: list[list[int]], request, length: int) -> list[int]:
