@@ -87,6 +87,10 @@ def put_backend_in_front(server_args: Any, previous: Step) -> None:
         "prefill_attention_backend": prefill,
         "decode_attention_backend": BACKEND,
         "speculative_attention_mode": "decode",
+        # Other values change how SGLang counts KV slots. Set this late, as DFLASH does: earlier, they
+        # would steer the default attention backend away from FA3.
+        "speculative_num_steps": 1,
+        "speculative_eagle_topk": 1,
         "speculative_draft_attention_backend": choose_draft_backend(
             cfg.speculative_draft_attention_backend, prefill
         ),
@@ -174,9 +178,6 @@ def resolve_block(cfg: Any) -> dict[str, int]:
     return {
         "speculative_num_draft_tokens": width,
         "speculative_dflash_block_size": block,
-        # Other values change how SGLang counts KV slots.
-        "speculative_num_steps": 1,
-        "speculative_eagle_topk": 1,
     }
 
 

@@ -31,7 +31,7 @@ def template() -> Iterator[ServerTemplate]:
 def stock_gqa(template: ServerTemplate) -> Iterator[Oracle]:
     """The stock CPU backend for GQA: torch_native, page size 1."""
     flags = [*common_flags("tiny-gqa"), "--attention-backend", "torch_native"]
-    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch) as server:
+    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         yield Oracle(server)
 
 
@@ -39,5 +39,5 @@ def stock_gqa(template: ServerTemplate) -> Iterator[Oracle]:
 def stock_mla(template: ServerTemplate) -> Iterator[Oracle]:
     """The stock backend that serves MLA on a CPU: Triton's, interpreted."""
     flags = [*common_flags("tiny-mla"), "--attention-backend", "triton"]
-    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch) as server:
+    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         yield Oracle(server)

@@ -25,7 +25,6 @@ POOL_TOKENS = 8192
 # A pool that does not add up ends the server, in a busy round as well as in an idle one.
 ENVIRONMENT = {
     **CPU_ENVIRONMENT,
-    "TRITON_INTERPRET": "1",
     "OMP_NUM_THREADS": "1",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
 }

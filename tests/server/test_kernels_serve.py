@@ -15,6 +15,6 @@ def test_the_triton_kernels_serve_the_same_tokens(template: ServerTemplate, stoc
     environment = {**ENVIRONMENT, "SGLANG_DDTREE_KERNEL": "triton"}
     # No graph is captured on a CPU, whichever kernel runs.
     arguments = ddtree_flags("tiny-gqa", 16, 17, "--disable-cuda-graph")
-    with ServerProcess(arguments, environment=environment, launcher=template.launch) as server:
+    with ServerProcess(arguments, environment=environment, launcher=template.launch, grace=0) as server:
         assert not differences(stock_gqa.answers(requests), ask_all(server, requests))
         assert "verifies trees with the triton kernel" in server.log_path.read_text()

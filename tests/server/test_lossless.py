@@ -49,7 +49,7 @@ def test_gqa_tokens_equal_stock_at_every_page_size_and_width(
     requests += stopped_requests("tiny-gqa", expected[base.name], base.input_ids)
     expected = stock_gqa.answers(requests)
     arguments = ddtree_flags("tiny-gqa", page, width, *flags)
-    with ServerProcess(arguments, environment=ENVIRONMENT, launcher=template.launch) as server:
+    with ServerProcess(arguments, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         first = ask_all(server, requests)
         assert not differences(expected, first)
         # Prefix hits: the same prompts again, then a second turn on top of the first answer.
@@ -69,7 +69,7 @@ def test_mla_tokens_equal_stock(
     ]
     expected = stock_mla.answers(requests)
     arguments = ddtree_flags("tiny-mla", page, width)
-    with ServerProcess(arguments, environment=ENVIRONMENT, launcher=template.launch) as server:
+    with ServerProcess(arguments, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         answers = ask_all(server, requests)
         assert not differences(expected, answers)
         assert not differences(expected, ask_all(server, requests))
@@ -86,7 +86,7 @@ def test_log_probs_and_the_speculative_counts_agree_with_the_tokens(
     )
     expected = stock_gqa.answers([request])[request.name]
     arguments = ddtree_flags("tiny-gqa", 16, 17)
-    with ServerProcess(arguments, environment=ENVIRONMENT, launcher=template.launch) as server:
+    with ServerProcess(arguments, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         answer = ask(server, request)
     assert answer == expected
     for stock, ours in zip(

@@ -39,7 +39,7 @@ def test_winding_paths_commit_exactly(
     template: ServerTemplate, expected: dict, planted: dict, page: int, width: int, flags: tuple
 ) -> None:
     arguments = ddtree_flags("tiny-gqa", page, width, *flags)
-    with ServerProcess(arguments, environment=planted, launcher=template.launch) as server:
+    with ServerProcess(arguments, environment=planted, launcher=template.launch, grace=0) as server:
         answers = ask_all(server, REQUESTS)
         assert not differences(expected, answers)
         rounds = sum(answer.meta["spec_verify_ct"] for answer in answers.values())
@@ -54,6 +54,6 @@ def test_without_the_commit_the_same_paths_give_wrong_tokens(
 ) -> None:
     arguments = ddtree_flags("tiny-gqa", 16, 33)
     environment = {**planted, "DDTREE_TEST_NO_COMMIT": "1"}
-    with ServerProcess(arguments, environment=environment, launcher=template.launch) as server:
+    with ServerProcess(arguments, environment=environment, launcher=template.launch, grace=0) as server:
         answers = ask_all(server, REQUESTS)
     assert len(differences(expected, answers)) >= len(REQUESTS) - 1

@@ -38,7 +38,7 @@ def test_requests_that_were_retracted_are_answered_exactly(
     flags = ddtree_flags(
         "tiny-gqa", page, 17, "--max-total-tokens", str(pool), "--schedule-conservativeness", "0.05"
     )
-    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch) as server:
+    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         assert not differences(expected, ask_all(server, REQUESTS, stagger=0.0))
         assert "KV cache pool is full. Retract requests" in server.log_path.read_text()
         assert used_tokens(server) == 0
@@ -50,7 +50,7 @@ def test_aborted_and_disconnected_requests_give_every_slot_back(
 ) -> None:
     expected = stock_gqa.answers(REQUESTS)
     flags = ddtree_flags("tiny-gqa", page, 17)
-    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch) as server:
+    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         for count in range(3):
             threads = [
                 threading.Thread(target=leave_after_first_event, args=(server, request))

@@ -69,7 +69,7 @@ def test_a_request_that_is_not_served_gets_400_and_the_others_go_on(
 @pytest.fixture(scope="module")
 def refusing_server(template: ServerTemplate):
     flags = ddtree_flags("tiny-gqa", 16, 8)
-    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch) as server:
+    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         yield server
 
 
@@ -78,6 +78,6 @@ def test_the_backend_without_the_algorithm_serves_as_the_wrapped_one_and_says_so
 ) -> None:
     flags = [*common_flags("tiny-gqa"), "--attention-backend", "ddtree-verify"]
     request = Request("plain", text_tokens("tiny-gqa", 20), 8, {"temperature": 0.0})
-    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch) as server:
+    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         assert ask(server, request) == stock_gqa.answers([request])[request.name]
         assert "serving with the attention backend SGLang chooses" in server.log_path.read_text()
