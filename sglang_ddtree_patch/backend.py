@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
-from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import attention_backends, get_schedule
 
 from sglang_ddtree_patch.attention_kernel import TRITON, choose_kernel
+from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.tree import chain_masks
 from sglang_ddtree_patch.verify_input import TreeVerifyInput
 
@@ -45,6 +46,26 @@ def load_kernel(device: str) -> Callable[..., torch.Tensor]:
     return tree_attention_reference
 
 
+def check_layers(model: torch.nn.Module) -> None:
+    """Refuse a model whose layers attend otherwise than to the whole prefix.
+
+    `arguments.check_model` refuses hybrids by their config before anything loads; this catches a layer
+    whatever flag or config gave it its window.
+
+    Raises:
+        ConfigurationError: a layer with a sliding window, chunks, or a logit temperature by position.
+    """
+    for layer in model.modules():
+        if not isinstance(layer, RadixAttention):
+            continue
+        if layer.sliding_window_size > 0 or layer.use_irope or layer.xai_temperature_len > 0:
+            raise ConfigurationError(
+                f"layer {layer.layer_id} of {type(model).__name__} attends to a window or chunk of the "
+                "prefix, which ddtree-verify does not serve yet. Use --speculative-algorithm DFLASH for "
+                "this model."
+            )
+
+
 class DDTreeVerifyBackend:
     """Tree verify by our kernels; every other attribute and method is the wrapped backend's.
 
@@ -58,6 +79,7 @@ class DDTreeVerifyBackend:
     verify_mask = None
 
     def __init__(self, runner: Any, wrapped: Any):
+        check_layers(runner.model)
         self.wrapped = wrapped
         self.kv_pool = runner.token_to_kv_pool
         self.slot_table = runner.req_to_token_pool.req_to_token
