@@ -138,7 +138,17 @@ def check_features(cfg: Any) -> None:
         "--enable-pdmux": cfg.enable_pdmux,
         "--enable-lora": cfg.enable_lora or bool(cfg.lora_paths),
         "--enable-strict-thinking": cfg.enable_strict_thinking,
+        "--enable-mixed-chunk": cfg.enable_mixed_chunk,
         "--speculative-adaptive": cfg.speculative_adaptive,
+        "--speculative-use-block-verification": cfg.speculative_use_block_verification,
+        f"--speculative-num-steps {cfg.speculative_num_steps}": cfg.speculative_num_steps not in (None, 1),
+        # A threshold below 1 accepts tokens the target would not choose.
+        f"--speculative-accept-threshold-single {cfg.speculative_accept_threshold_single}": (
+            cfg.speculative_accept_threshold_single != 1.0
+        ),
+        f"--speculative-accept-threshold-acc {cfg.speculative_accept_threshold_acc}": (
+            cfg.speculative_accept_threshold_acc != 1.0
+        ),
         "--speculative-draft-window-size": cfg.speculative_draft_window_size is not None,
         "--enable-deterministic-inference": cfg.enable_deterministic_inference,
         f"--kv-cache-dtype {cfg.kv_cache_dtype}": cfg.kv_cache_dtype not in SERVED_KV_DTYPES,

@@ -125,7 +125,9 @@ CONTRACT: tuple[Attribute, ...] = (
         "enable_pdmux disaggregation_mode device enable_lora lora_paths enable_strict_thinking "
         "enable_deterministic_inference kv_cache_dtype trust_remote_code json_model_override_args "
         "speculative_algorithm speculative_adaptive speculative_draft_window_size speculative_eagle_topk "
-        "speculative_num_steps speculative_num_draft_tokens speculative_dflash_block_size "
+        "enable_mixed_chunk speculative_use_block_verification speculative_accept_threshold_single "
+        "speculative_accept_threshold_acc speculative_num_steps speculative_num_draft_tokens "
+        "speculative_dflash_block_size "
         "speculative_draft_model_path speculative_draft_model_revision sampling_backend",
     ),
     _a(Use.CALL, "runtime_context", "get_spec", ""),
