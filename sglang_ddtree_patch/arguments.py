@@ -31,7 +31,10 @@ from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.settings import (
     ALGORITHM,
     BACKEND,
+    DEFAULT_DRAFT_BLOCK,
     DEFAULT_WIDTH,
+    DRAFT_ARCHITECTURES,
+    MAX_DRAFT_BLOCK,
     MAX_WIDTH,
     candidates_per_position,
 )
@@ -39,10 +42,7 @@ from sglang_ddtree_patch.settings import (
 logger = logging.getLogger(__name__)
 
 SOURCE = "sglang-ddtree-patch"
-DEFAULT_DRAFT_BLOCK = 16
-MAX_DRAFT_BLOCK = 32
 DEFAULT_MAX_RUNNING_REQUESTS = 48
-DRAFT_ARCHITECTURES = frozenset({"DFlashDraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"})
 SERVED_KV_DTYPES = frozenset({"auto", "bf16", "bfloat16"})
 
 # Backends that cannot run the drafter's block: it is a target-verify forward without a causal mask.

@@ -423,4 +423,6 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "model_executor.forward_batch_info", "ForwardBatch.replace_embeds"),
     # The process that forks servers for tests and the demo.
     _a(Use.HOOK, "entrypoints.engine", "_set_envs_and_config", "server_args"),
+    # `ddtree doctor`, which loads the plugin as a server would.
+    _a(Use.CALL, "plugins", "load_plugins", ""),
 )

@@ -13,6 +13,11 @@ BACKEND = "ddtree-verify"
 DEFAULT_WIDTH = 16
 MAX_WIDTH = 256
 
+# Architectures of plain DFlash drafters, and the sizes of their block, root included.
+DRAFT_ARCHITECTURES = frozenset({"DFlashDraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"})
+DEFAULT_DRAFT_BLOCK = 16
+MAX_DRAFT_BLOCK = 32
+
 # Candidates a position, from the environment because every process of a server inherits it and SGLang
 # has no flag for it: --speculative-eagle-topk also changes how KV slots are counted.
 CANDIDATES_VARIABLE = "SGLANG_DDTREE_TOPK"
