@@ -22,6 +22,7 @@ from sglang.srt.arg_groups.overrides import (
     resolving_view,
 )
 from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.configs.model_config import is_hybrid_swa_model
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.utils.hf_transformers.config import get_config
@@ -81,6 +82,8 @@ def put_backend_in_front(server_args: Any, previous: Step) -> None:
         return
     check_model(model_config_of(server_args))
     check_page_size(asked=server_args._raw_input["page_size"], resolved=cfg.page_size)
+    slots = max(cfg.speculative_num_draft_tokens, cfg.speculative_dflash_block_size)
+    check_pool(cfg.max_total_tokens, slots, cfg.page_size)
     prefill, _ = attention_backends_of(resolved_view(server_args))
     fields = {
         "attention_backend": prefill,
@@ -243,7 +246,10 @@ def check_model(model_config: Any) -> None:
             f"{ALGORITHM} does not serve targets with recurrent layers yet: SGLang commits their state "
             "along a chain. Use --speculative-algorithm DFLASH for this model."
         )
-    if model_config.is_hybrid_swa:
+    # --disable-hybrid-swa-memory clears the first of the two; the layers stay windowed.
+    if model_config.is_hybrid_swa or is_hybrid_swa_model(
+        model_config.hf_config.architectures, model_config.hf_text_config
+    ):
         raise ConfigurationError(
             f"{ALGORITHM} does not serve targets that mix sliding-window and full layers yet. "
             "Use --speculative-algorithm DFLASH for this model."
@@ -264,7 +270,31 @@ def check_page_size(asked: int | None, resolved: int) -> None:
 
 
 def choose_draft_backend(asked: str | None, prefill: str) -> str:
-    """The drafter's attention backend: the one asked for, else the stock one if it can draft, else ours."""
-    if asked is not None:
-        return asked
-    return prefill if prefill in DRAFT_ATTENTION_BACKEND_CHOICES and prefill not in _CANNOT_DRAFT else BACKEND
+    """The drafter's attention backend: the one asked for, else the stock one if it can draft, else ours.
+
+    Raises:
+        ConfigurationError: the one asked for cannot run the drafter's block.
+    """
+    possible = [name for name in DRAFT_ATTENTION_BACKEND_CHOICES if name not in _CANNOT_DRAFT]
+    if asked is None:
+        return prefill if prefill in possible else BACKEND
+    if asked not in possible:
+        raise ConfigurationError(
+            f"--speculative-draft-attention-backend {asked} cannot run a drafter's block: leave it out, or "
+            f"name one of {', '.join(possible)}."
+        )
+    return asked
+
+
+def check_pool(max_total_tokens: int | None, slots: int, page_size: int) -> None:
+    """Refuse a KV pool in which not even one request could take a round.
+
+    Raises:
+        ConfigurationError: fewer slots than a round's reserve, in whole pages, and a page of prompt.
+    """
+    needed = (-(-2 * slots // page_size) + 2) * page_size
+    if max_total_tokens is not None and max_total_tokens < needed:
+        raise ConfigurationError(
+            f"--max-total-tokens {max_total_tokens} holds no request: a round of this width reserves "
+            f"{2 * slots} slots in pages of {page_size}, so at least {needed} are needed."
+        )

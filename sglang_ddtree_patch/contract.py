@@ -105,6 +105,12 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "arg_groups.overrides", "resolution_result", members="_raw_input"),
     _a(Use.CALL, "configs.hybrid_arch", "mambaish_config", "model_config"),
     _a(Use.READ, "configs.model_config", "ModelConfig.is_hybrid_swa"),
+    _a(
+        Use.CALL, "configs.model_config", "is_hybrid_swa_model",
+        "model_architectures hf_text_config",
+    ),
+    _a(Use.READ, "configs.model_config", "ModelConfig.hf_config"),
+    _a(Use.READ, "configs.model_config", "ModelConfig.hf_text_config"),
     _a(Use.READ, "configs.model_config", "ModelConfig.vocab_size"),
     _a(Use.CALL, "model_executor.cuda_graph_config", "with_phase", "config phase **changes"),
     _a(Use.READ, "model_executor.cuda_graph_config", "Backend.DISABLED"),
@@ -121,7 +127,8 @@ CONTRACT: tuple[Attribute, ...] = (
         Use.READ, "arg_groups.field_order", "POSITIONAL_FIELD_ORDER",
         members="attention_backend prefill_attention_backend decode_attention_backend "
         "speculative_attention_mode speculative_draft_attention_backend cuda_graph_config "
-        "max_running_requests page_size pp_size dcp_size enable_dp_attention enable_two_batch_overlap "
+        "max_running_requests max_total_tokens page_size pp_size dcp_size enable_dp_attention "
+        "enable_two_batch_overlap "
         "enable_pdmux disaggregation_mode device enable_lora lora_paths enable_strict_thinking "
         "enable_deterministic_inference kv_cache_dtype trust_remote_code json_model_override_args "
         "speculative_algorithm speculative_adaptive speculative_draft_window_size speculative_eagle_topk "

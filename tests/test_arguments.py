@@ -278,6 +278,22 @@ def test_the_drafter_gets_the_backend_asked_for_or_one_that_can_draft(asked, pre
     assert arguments.choose_draft_backend(asked, prefill) == chosen
 
 
+@pytest.mark.parametrize("asked", ["torch_native", "no such backend"])
+def test_a_draft_backend_that_cannot_draft_is_refused_with_those_that_can(asked):
+    with pytest.raises(ConfigurationError, match=rf"{asked} cannot run .* ddtree-verify|{asked} cannot .* fa3"):
+        arguments.choose_draft_backend(asked, "fa3")
+
+
+@pytest.mark.parametrize(("tokens", "slots", "page"), [(None, 256, 64), (640, 256, 64), (36, 17, 1)])
+def test_a_pool_with_room_for_a_round_is_accepted(tokens, slots, page):
+    arguments.check_pool(tokens, slots, page)
+
+
+def test_a_pool_without_room_for_one_round_is_refused_with_the_smallest_that_has():
+    with pytest.raises(ConfigurationError, match=r"--max-total-tokens 512 .* at least 768"):
+        arguments.check_pool(512, slots=256, page_size=128)
+
+
 @pytest.mark.parametrize(("asked", "resolved"), [(None, 1), (None, 64), (16, 16), (1, 1)])
 def test_a_page_size_in_force_as_asked_is_accepted(asked, resolved):
     arguments.check_page_size(asked, resolved)
@@ -295,12 +311,23 @@ def test_a_replaced_page_size_is_refused_with_the_one_that_works():
 def test_a_target_with_other_state_than_kv_is_sent_to_dflash(monkeypatch, recurrent, sliding, reason):
     monkeypatch.setattr(arguments, "mambaish_config", lambda model_config: recurrent)
     with pytest.raises(ConfigurationError, match=rf"{reason}.*--speculative-algorithm DFLASH"):
-        arguments.check_model(SimpleNamespace(is_hybrid_swa=sliding))
+        arguments.check_model(target(is_hybrid_swa=sliding))
 
 
 def test_an_ordinary_target_is_accepted(monkeypatch):
     monkeypatch.setattr(arguments, "mambaish_config", lambda model_config: None)
-    arguments.check_model(SimpleNamespace(is_hybrid_swa=False))
+    arguments.check_model(target())
+
+
+def test_a_window_hybrid_is_refused_though_a_flag_hides_it(monkeypatch):
+    monkeypatch.setattr(arguments, "mambaish_config", lambda model_config: None)
+    with pytest.raises(ConfigurationError, match="sliding-window"):
+        arguments.check_model(target(architecture="LagunaForCausalLM"))
+
+
+def target(architecture: str = "Qwen3ForCausalLM", is_hybrid_swa: bool = False) -> SimpleNamespace:
+    config = SimpleNamespace(architectures=[architecture])
+    return SimpleNamespace(is_hybrid_swa=is_hybrid_swa, hf_config=config, hf_text_config=None)
 
 
 # Whole command lines, through SGLang's own resolution on the CPU platform.
