@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from sglang_ddtree_patch import __version__
-from sglang_ddtree_patch.launch import demo, models, serve
+from sglang_ddtree_patch.launch import demo, models, patch, serve
 
-COMMANDS = (serve, demo, models)
+COMMANDS = (serve, demo, models, patch)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
