@@ -15,9 +15,8 @@ from sglang_ddtree_patch.patches.releases import known_releases
 
 # Runs the command in a process that kills itself at one call of the named function of `os`.
 KILLED = """
-import os, signal, sys
+import argparse, os, signal, sys
 from pathlib import Path
-from sglang_ddtree_patch import cli
 from sglang_ddtree_patch.launch import patch
 from sglang_ddtree_patch.patches.releases import known_releases
 diffs, function, moment, when, *words = sys.argv[1:]
@@ -33,7 +32,10 @@ def killing(*given, **named):
         os.kill(os.getpid(), signal.SIGKILL)
     return result
 setattr(os, function, killing)
-sys.exit(cli.main(["patch", *words]))
+parser = argparse.ArgumentParser()
+patch.add_parser(parser.add_subparsers())
+arguments = parser.parse_args(["patch", *words])
+sys.exit(arguments.run(arguments))
 """
 # Every write lies between two of these calls. Of apply: keep two originals, stage two files, write the
 # manifest, put it in place, put two files in place.

@@ -159,12 +159,15 @@ def test_crlf_files_keep_their_line_ends(root, capfdbinary):
     assert snapshot(root) == before
 
 
-def test_a_linked_site_packages_is_one_tree_under_either_name(root):
-    link = root.parent / "link"
-    link.symlink_to(root, target_is_directory=True)
+@pytest.mark.parametrize("linked", ["site packages", "site packages/sglang"])
+def test_a_linked_tree_is_one_tree_under_either_name(root, linked):
+    link = root.parent / "elsewhere" / "sglang"
+    link.parent.mkdir()
+    link.symlink_to(root.parent / linked, target_is_directory=True)
     before = snapshot(root)
     assert ddtree_patch("apply", "--root", link) == 0
-    assert ddtree_patch("status", "--root", root) == 0
+    assert (root / ".sglang-ddtree-patch").is_dir()
+    assert [path.name for path in link.parent.iterdir()] == ["sglang"]
     assert ddtree_patch("revert", "--root", root / "sglang") == 0
     assert snapshot(root) == before
 
