@@ -58,7 +58,14 @@ def check_installed_sglang() -> ContractReport:
     spec = importlib.util.find_spec("sglang")
     if spec is None:
         raise ModuleNotFoundError("SGLang is not installed: pip install 'sglang-ddtree-patch[sglang]'")
-    return check(Path(next(iter(spec.submodule_search_locations))), importlib.metadata.version("sglang"))
+    return check(Path(next(iter(spec.submodule_search_locations))), _installed_version())
+
+
+def _installed_version() -> str:
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:  # a source tree on PYTHONPATH
+        return "of unknown version"
 
 
 def check(root: Path, version: str, contract: Iterable[Attribute] = CONTRACT) -> ContractReport:

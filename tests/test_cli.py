@@ -42,7 +42,7 @@ def ddtree_without_sglang(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "doctor", "models"])
+@pytest.mark.parametrize("command", ["serve", "demo", "doctor", "models", "patch"])
 def test_every_command_explains_itself_with_an_example_without_sglang(command):
     result = ddtree_without_sglang(command, "--help")
     assert result.returncode == 0, result.stderr
@@ -63,7 +63,9 @@ def test_the_wrong_sglang_release_is_named(monkeypatch, capsys):
     assert "SGLang 0.4.0 is installed, and this needs 0.5.23" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--nonsense"], ["models", "--nonsense"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["nonsense"], ["demo", "--nonsense"], ["models", "--nonsense"], ["patch"]]
+)
 def test_wrong_usage_ends_with_two(arguments):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)

@@ -69,7 +69,7 @@ def test_a_wheel_holds_every_module_and_model_file_of_the_repository(built):
         top = name.split("/")[0]
         if top == "sglang_ddtree_patch":
             expected.add(name)
-        elif top in FOLDERS_BELOW_PACKAGE and name.endswith(".py"):
+        elif top in FOLDERS_BELOW_PACKAGE and name.endswith((".py", ".patch", "SHA256SUMS")):
             expected.add(f"sglang_ddtree_patch/{name}")
     assert expected <= names, sorted(expected - names)
 
