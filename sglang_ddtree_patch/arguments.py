@@ -132,6 +132,8 @@ def check_features(cfg: Any) -> None:
             f"{ALGORITHM} every decode round is a tree verify. Name the backend to wrap with "
             "--attention-backend instead."
         )
+    if cfg.page_size is not None and cfg.page_size < 1:
+        raise ConfigurationError(f"--page-size {cfg.page_size} is no page size: type 1, 16, 32 or 64.")
     refused = {
         f"--pp-size {cfg.pp_size}": cfg.pp_size != 1,
         "--enable-dp-attention": cfg.enable_dp_attention,

@@ -66,6 +66,24 @@ def check_layers(model: torch.nn.Module) -> None:
             )
 
 
+# What a model may hand to attention that changes its result: sinks, sparse selections, score functions.
+UNSERVED_EXTRAS = ("sinks", "topk_indices", "idx_q", "score_mod", "aux_tensors")
+
+
+def refuse_extras(layer: Any, extras: dict[str, Any]) -> None:
+    """Refuse a forward whose result would need more than queries, keys, values and the tree.
+
+    Raises:
+        ConfigurationError: at the first verify, which is while the server starts.
+    """
+    asked = [name for name in UNSERVED_EXTRAS if extras.get(name) is not None]
+    if asked:
+        raise ConfigurationError(
+            f"layer {layer.layer_id} attends with {', '.join(asked)}, which ddtree-verify does not serve "
+            "yet. Use --speculative-algorithm DFLASH for this model."
+        )
+
+
 class DDTreeVerifyBackend:
     """Tree verify by our kernels; every other attribute and method is the wrapped backend's.
 
@@ -98,6 +116,12 @@ class DDTreeVerifyBackend:
     def shared_read_ends(self, fm: Any) -> SharedReadEnds:
         """Verify reads the slot table inside the graph, whatever the wrapped backend does."""
         return SharedReadEnds.IN_REPLAY if fm.is_target_verify() else self.wrapped.shared_read_ends(fm)
+
+    def get_fused_kv_write_buffers(self, layer: Any, forward_batch: Any) -> Any:
+        """No fused writer for the block: the wrapped backend has no metadata of a verify to offer one."""
+        if forward_batch.forward_mode.is_target_verify():
+            return None
+        return self.wrapped.get_fused_kv_write_buffers(layer, forward_batch)
 
     def glue_target_verify_metadata(self) -> str:
         return NO_GLUE
@@ -180,8 +204,7 @@ class DDTreeVerifyBackend:
             if q_rope is not None:
                 kwargs |= {"q_rope": q_rope, "k_rope": k_rope}
             return self.wrapped.forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        if kwargs.get("sinks") is not None:
-            raise NotImplementedError("ddtree-verify has no attention sinks yet; serve with DFLASH.")
+        refuse_extras(layer, kwargs)
         heads, key_dim, value_dim = layer.tp_q_head_num, layer.qk_head_dim, layer.v_head_dim
         if save_kv_cache and k is not None:
             self._write_block(layer, forward_batch, k, v, k_rope)

@@ -22,7 +22,8 @@ class TargetKVCommit:
         self._pool = pool
         self._buffers = None
         buffers = row_buffers(pool)
-        if buffers and buffers[0].is_cuda:
+        # On ROCm, whose tensors say "cuda" too, a pool may lay blocks out otherwise.
+        if buffers and buffers[0].is_cuda and torch.version.hip is None:
             from sglang_ddtree_patch.kernels.commit import RowBuffers
 
             self._buffers = RowBuffers.of(buffers)

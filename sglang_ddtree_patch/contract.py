@@ -338,6 +338,12 @@ CONTRACT: tuple[Attribute, ...] = (
     ),
     _a(Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.shared_read_ends", "fm"),
     _a(
+        Use.OVERRIDE,
+        "layers.attention.base_attn_backend",
+        "AttentionBackend.get_fused_kv_write_buffers",
+        "layer forward_batch",
+    ),
+    _a(
         Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.glue_target_verify_metadata",
         "",
     ),

@@ -52,6 +52,7 @@ def config(**changes) -> SimpleNamespace:
         "decode_attention_backend": None,
         "pp_size": 1,
         "enable_dp_attention": False,
+        "page_size": None,
         "disaggregation_mode": "null",
         "dcp_size": 1,
         "enable_two_batch_overlap": False,
@@ -93,6 +94,7 @@ def test_a_plain_ddtree_server_is_accepted():
     [
         ({"speculative_draft_model_path": None}, "DFlash drafter", "--speculative-draft-model-path PATH"),
         ({"decode_attention_backend": "fa3"}, "--decode-attention-backend fa3", "--attention-backend"),
+        ({"page_size": 0}, "--page-size 0", "type 1, 16, 32 or 64"),
         ({"pp_size": 2}, "--pp-size 2", "leave it out"),
         ({"enable_dp_attention": True}, "--enable-dp-attention", "leave it out"),
         ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode", "leave it out"),

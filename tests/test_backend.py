@@ -4,7 +4,7 @@ import pytest
 import torch
 from sglang.srt.layers.radix_attention import RadixAttention
 
-from sglang_ddtree_patch.backend import check_layers
+from sglang_ddtree_patch.backend import UNSERVED_EXTRAS, check_layers, refuse_extras
 from sglang_ddtree_patch.errors import ConfigurationError
 
 
@@ -24,3 +24,11 @@ def test_layers_that_see_the_whole_prefix_are_served():
 def test_a_layer_that_sees_part_of_the_prefix_is_refused_by_number(settings):
     with pytest.raises(ConfigurationError, match=r"layer 1 .* window or chunk.*DFLASH"):
         check_layers(model_with(**settings))
+
+
+@pytest.mark.parametrize("name", UNSERVED_EXTRAS)
+def test_what_would_change_the_result_of_attention_is_refused_by_name(name):
+    layer = model_with()[1]
+    refuse_extras(layer, {name: None, "harmless": 1})
+    with pytest.raises(ConfigurationError, match=rf"layer 1 attends with {name}"):
+        refuse_extras(layer, {name: torch.ones(1)})
