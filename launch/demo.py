@@ -174,7 +174,9 @@ class DemoServers:
         )  # fmt: skip
         with server:
             self.view.end_progress()
-            self.view.line(f"ready after {server.ready_seconds:.0f} s; OpenAI API at {server.url}/v1\n")
+            self.view.line(
+                f"ready after {server.ready_seconds:.0f} s; OpenAI API at {server.url}/v1 while this runs\n"
+            )
             yield server
 
 

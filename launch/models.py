@@ -33,6 +33,7 @@ def show_table(args: argparse.Namespace) -> int:
     for name in model_catalog.names():
         model = model_catalog.entry(name)
         print(f"{name:<{width}}  {model.weight_bytes() / 1e6:4.1f} MB  {model.description}")
+    name = model_catalog.names()[0]
     print(f"\nserve one: ddtree serve --model-path $(ddtree models path {name})/target \\")
     print(f"    --speculative-draft-model-path $(ddtree models path {name})/draft")
     return 0

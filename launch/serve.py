@@ -27,7 +27,8 @@ example:
 
 Every flag of sglang.launch_server is taken, and a flag you give is never changed. Filled in if absent:
   --speculative-algorithm DDTREE --attention-backend ddtree-verify --page-size 64
-and where torch sees no accelerator: --device cpu, with SGLANG_PLATFORM=ddtree_cpu in the environment.
+and where torch sees no accelerator: --device cpu --dtype float32, with SGLANG_PLATFORM=ddtree_cpu and
+TRITON_INTERPRET=1 in the environment: exact and slow, for trying things out.
 """
 
 
@@ -42,7 +43,8 @@ class ServerPlan:
     def command(self) -> str:
         """The same server as a line for a shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return " ".join([*variables, "python", "-m", "sglang.launch_server", shlex.join(self.arguments)])
+        words = [sys.executable, "-m", "sglang.launch_server", *self.arguments]
+        return " ".join([*variables, shlex.join(words)])
 
 
 def add_parser(subparsers) -> None:
@@ -91,6 +93,9 @@ def plan_server(flags: Sequence[str], *, on_cpu: bool) -> ServerPlan:
     """Fill in what the flags leave open. Pure: what is decided here can be read and tested alone."""
     given = {**flags_in_config(flag_value(flags, "--config")), **named_flags(flags)}
     filled = ["--device", "cpu"] if on_cpu and "--device" not in given else []
+    if on_cpu and "--dtype" not in given:
+        # bf16 sends SGLang's drafter through kernels that a CPU can only interpret: ten times slower.
+        filled += ["--dtype", "float32"]
     if given.get("--speculative-algorithm", ALGORITHM).upper() == ALGORITHM:
         for name, value in (
             ("--speculative-algorithm", ALGORITHM),

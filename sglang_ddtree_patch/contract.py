@@ -170,6 +170,12 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.init_attention_backends", ""),
     _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.init_cuda_graphs", ""),
     _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2._maybe_build_draft_sampler", ""),
+    _a(
+        Use.OVERRIDE,
+        "speculative.dflash_worker_v2",
+        "DFlashWorkerV2._validate_phase1_sampling_support",
+        "batch",
+    ),
     _a(Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.prewarm_sampling", ""),
     _a(
         Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.forward_batch_generation",

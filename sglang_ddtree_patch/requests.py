@@ -17,13 +17,13 @@ def refusal(request: Any) -> str | None:
     """Why `request` (SGLang's Req) cannot be served, or None if it can."""
     params = request.sampling_params
     refused = {
-        "temperature > 0 (set temperature to 0 for greedy decoding)": params.top_k != 1,
+        "sampling (temperature > 0, which is also the default of the OpenAI API)": params.top_k != 1,
         "frequency_penalty": params.frequency_penalty != 0.0,
         "presence_penalty": params.presence_penalty != 0.0,
         "repetition_penalty": params.repetition_penalty != 1.0,
         "min_new_tokens": params.min_new_tokens > 0,
         "beam_width > 1": params.beam_width not in (None, 1),
-        "json_schema": params.json_schema is not None,
+        "json_schema (what response_format asks for)": params.json_schema is not None,
         "regex": params.regex is not None,
         "ebnf": params.ebnf is not None,
         "structural_tag": params.structural_tag is not None,
@@ -33,7 +33,10 @@ def refusal(request: Any) -> str | None:
     }
     for feature, is_asked in refused.items():
         if is_asked:
-            return f"{ALGORITHM} speculative decoding does not support {feature} yet."
+            return (
+                f"{ALGORITHM} speculative decoding does not support {feature} yet: "
+                "send greedy requests without it, with temperature 0."
+            )
     return None
 
 

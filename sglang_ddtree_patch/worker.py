@@ -86,6 +86,9 @@ class DDTreeWorker(DFlashWorkerV2):
     def _maybe_build_draft_sampler(self) -> None:
         """No argmax inside the draft graph: a tree needs the candidates behind the hidden states."""
 
+    def _validate_phase1_sampling_support(self, batch: Any) -> None:
+        """No word of a greedy fallback: sampled requests are refused, and only their refusal runs here."""
+
     def prewarm_sampling(self) -> Any:
         """Rehearse the target's own sampler; the parent rehearses its chain, which never runs here."""
         return self.model_runner.prewarm_sampling()

@@ -83,7 +83,8 @@ def test_serve_fills_in_ddtree_before_the_flags_it_was_given():
 
 def test_serve_on_a_cpu_names_the_device_and_the_platform():
     plan = serve.plan_server(MODELS, on_cpu=True)
-    assert plan.arguments[:2] == ("--device", "cpu")
+    assert plan.arguments[:4] == ("--device", "cpu", "--dtype", "float32")
+    assert "float32" not in serve.plan_server([*MODELS, "--dtype", "bfloat16"], on_cpu=True).arguments
     assert plan.environment["SGLANG_PLATFORM"] == "ddtree_cpu"
     assert "SGLANG_PLATFORM=ddtree_cpu" in plan.command()
 
@@ -138,7 +139,7 @@ def test_print_command_prints_what_a_shell_would_run(capsys, monkeypatch):
     assert cli.main(["serve", "--print-command", *MODELS, "--json-model-override-args", '{"a": 1}']) == 0
     words = shlex.split(capsys.readouterr().out)
     assert words[0] == "SGLANG_PLATFORM=ddtree_cpu"
-    assert "python -m sglang.launch_server --device cpu" in " ".join(words)
+    assert f"{sys.executable} -m sglang.launch_server --device cpu" in " ".join(words)
     assert words[-2:] == ["--json-model-override-args", '{"a": 1}']
 
 

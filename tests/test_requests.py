@@ -75,7 +75,7 @@ def test_what_changes_the_targets_choice_is_refused_by_name(asked, feature):
 
 
 def test_a_sampled_request_is_told_how_to_be_served():
-    assert "set temperature to 0" in requests.refusal(request(temperature=0.7))
+    assert "with temperature 0" in requests.refusal(request(temperature=0.7))
 
 
 @pytest.mark.parametrize("algorithm", [None, "DFLASH", "EAGLE"])
