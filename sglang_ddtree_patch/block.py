@@ -18,6 +18,10 @@ class BlockSizes:
         """KV slots behind the committed length that draft and verify write."""
         return max(self.width, self.draft)
 
+    def columns(self, rows: int) -> slice | None:
+        """The part of the slots that a forward over ``rows`` rows writes; None for all of them."""
+        return None if rows == self.slots else slice(0, rows)
+
     @property
     def path(self) -> int:
         """Rows of the longest path, root included: most tokens a round can commit."""

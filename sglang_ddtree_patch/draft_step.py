@@ -43,7 +43,7 @@ def draft_candidates(worker: Any, batch: Any, plan: Any, sizes: BlockSizes) -> C
     forward_batch = _block_forward_batch(worker, batch, sizes)
     plan.bind(
         forward_batch, worker.draft_model_runner.kv_index_translator,
-        cols=None if sizes.draft == sizes.slots else slice(0, sizes.draft),
+        cols=sizes.columns(sizes.draft),
     )
     with torch.inference_mode(), draft_tp_context(worker.draft_parallel_layout):
         hidden = worker.draft_model_runner.forward(forward_batch).logits_output.hidden_states

@@ -174,7 +174,7 @@ class DDTreeWorker(DFlashWorkerV2):
     def _verify(self, batch: Any, tree: TokenTree, plan: Any) -> GenerationBatchResult:
         """One target forward over all rows of all trees; row i writes slot i, rotated by its depth."""
         sizes, target = self.sizes, self.target_worker.model_runner
-        columns = None if sizes.width == sizes.slots else slice(0, sizes.width)
+        columns = sizes.columns(sizes.width)
         host_bound, host_sum = verify_host_bound(batch, sizes.width)
         verify_input = TreeVerifyInput(
             draft_token=tree.tokens.flatten(),
