@@ -30,7 +30,7 @@ PAGE_SIZE, WIDTH = 64, 17
 # Two servers share the GPU.
 COMMON = [
     "--dtype", "bfloat16", "--page-size", str(PAGE_SIZE), "--max-running-requests", "16",
-    "--mem-fraction-static", "0.3", "--max-total-tokens", "65536",
+    "--mem-fraction-static", "0.5", "--max-total-tokens", "65536",
 ]  # fmt: skip
 
 
