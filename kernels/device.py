@@ -7,4 +7,4 @@ import torch
 
 def has_kernels(device: torch.device | str) -> bool:
     """Whether a device runs our Triton kernels. ROCm's tensors call themselves "cuda" too."""
-    return torch.device(device).type == "cuda" and torch.version.hip is None
+    return str(device).partition(":")[0] == "cuda" and torch.version.hip is None
