@@ -32,6 +32,8 @@ def _walk(
     request = tl.program_id(0).to(tl.int64)
     tree_tokens += request * width
     predictions += request * width
+    if prefix_lens is not None:
+        prefix_len = tl.load(prefix_lens + request).to(tl.int64)
     rows = tl.arange(0, ROWS)
     inside = rows < width
     token = tl.load(tree_tokens + rows, mask=inside, other=0)
@@ -53,14 +55,16 @@ def _walk(
         length += goes_on.to(tl.int32)
 
     in_path = offsets < path
+    path_token = tl.load(predictions + walked, mask=in_path)
+    bonus_token = tl.load(predictions + last)
     out = request * path + offsets
     tl.store(path_rows + out, walked.to(tl.int64), mask=in_path)
     tl.store(block_rows + out, request * width + walked, mask=in_path)
-    tl.store(path_tokens + out, tl.load(predictions + walked, mask=in_path), mask=in_path)
-    tl.store(bonus_tokens + request, tl.load(predictions + last))
+    tl.store(path_tokens + out, path_token, mask=in_path)
+    tl.store(bonus_tokens + request, bonus_token)
     tl.store(commit_lengths + request, length)
     if prefix_lens is not None:
-        tl.store(new_lens + request, tl.load(prefix_lens + request).to(tl.int64) + length)
+        tl.store(new_lens + request, prefix_len + length)
 
 
 def accept_greedy_triton(

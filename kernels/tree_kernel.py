@@ -65,6 +65,9 @@ def _build_tree(
     request = tl.program_id(0).to(tl.int64)
     log_probs += request * block * candidates
     candidate_tokens += request * block * candidates
+    root_token = tl.load(root_tokens + request)
+    if prefix_lens is not None:
+        prefix_len = tl.load(prefix_lens + request).to(tl.int64)
     rows = tl.arange(0, ROWS)
 
     # No path goes past a depth whose best candidate is impossible. Looking at all depths in one go also
@@ -104,7 +107,6 @@ def _build_tree(
         offer = tl.where(is_parent | is_new, _offer(log_probs, offered, cost, exists), offer)
 
     is_node = origin >= 0
-    root_token = tl.load(root_tokens + request)
     token = tl.load(candidate_tokens + (origin >> ROW_BITS), mask=is_node, other=0)
     parent = tl.where(is_node, origin & LOW, -1)
     depth = tl.where(is_node, place >> 2 * ROW_BITS, 0)
@@ -115,7 +117,7 @@ def _build_tree(
     tl.store(parents + out, parent.to(tl.int64), mask=inside)
     tl.store(depths + out, depth.to(tl.int64), mask=inside)
     if prefix_lens is not None:
-        tl.store(positions + out, tl.load(prefix_lens + request).to(tl.int64) + depth, mask=inside)
+        tl.store(positions + out, prefix_len + depth, mask=inside)
 
     # A row sees itself and what its parent sees. Level by level through memory, where a parent's mask, of
     # the level before, is another lane's.
