@@ -1,6 +1,6 @@
 """The DDTREE worker: one decode round, step by step.
 
-    window   slots and positions behind each prefix             window.py
+    slots    slots and positions behind each prefix             slots.py
     draft    DFlash block forward -> candidates a position      draft_step.py
     tree     best prefixes under the width -> block rows        kernels/tree.py
     verify   target forward over the block                      verify_input.py, backend.py
@@ -32,8 +32,8 @@ from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
 from sglang_ddtree_patch.settings import candidates_per_position
+from sglang_ddtree_patch.slots import RoundSlots, SlotPlanner
 from sglang_ddtree_patch.verify_input import DDTreeDraftInput, TreeVerifyInput
-from sglang_ddtree_patch.window import RoundWindow, WindowPlanner
 
 
 class DDTreeWorker(DFlashWorkerV2):
@@ -102,7 +102,7 @@ class DDTreeWorker(DFlashWorkerV2):
         One request of slot 0 and no prefix: slot 0 is nobody's, and all that is written lands there.
         """
         sizes, nothing = self.sizes, torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._plan_window(request_ids=nothing, prefix_lens=nothing, host_lens=None, root_tokens=nothing)
+        self._plan_slots(request_ids=nothing, prefix_lens=nothing, host_lens=None, root_tokens=nothing)
         shape = (1, sizes.draft - 1, sizes.candidates)
         tree = build_token_tree(
             nothing, nothing.new_zeros(shape), torch.zeros(shape, device=self.device), sizes.width, nothing
@@ -138,25 +138,25 @@ class DDTreeWorker(DFlashWorkerV2):
         prefix_lens.record_stream(torch.get_device_module(self.device).current_stream())
 
         host_lens = batch.seq_lens_cpu
-        window = self._plan_window(
+        slots = self._plan_slots(
             request_ids=batch.req_pool_indices,
             prefix_lens=prefix_lens,
             host_lens=host_lens if host_lens is not None else draft_input.nxt_kv_lens_cpu,
             root_tokens=draft_input.bonus_tokens,
         )
-        candidates = draft_candidates(self, batch, window, sizes)
+        candidates = draft_candidates(self, batch, slots, sizes)
         tree = build_token_tree(
             draft_input.bonus_tokens, candidates.tokens, candidates.log_probs, sizes.width, prefix_lens
         )
-        result = self._verify(batch, tree, window.plan)
+        result = self._verify(batch, tree, slots.plan)
         logits_output = result.logits_output
         accepted = self._accept(batch, tree, logits_output)
 
-        slots = window.plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
-        self._commit_target_kv(slots, accepted)
+        block = slots.plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
+        self._commit_target_kv(block, accepted)
         if on_publish is not None:
             on_publish(accepted.new_lens)
-        self._feed_drafter(window, logits_output.hidden_states, accepted)
+        self._feed_drafter(slots, logits_output.hidden_states, accepted)
         # Large, and copied to the host by the scheduler if it is still there.
         logits_output.hidden_states = None
 
@@ -181,9 +181,9 @@ class DDTreeWorker(DFlashWorkerV2):
         return TargetKVCommit(self.target_worker.model_runner.token_to_kv_pool)
 
     @functools.cached_property
-    def _plan_window(self) -> WindowPlanner:
+    def _plan_slots(self) -> SlotPlanner:
         translator = self.target_worker.model_runner.kv_index_translator
-        return WindowPlanner(translator, self.sizes, self.mask_token_id)
+        return SlotPlanner(translator, self.sizes, self.mask_token_id)
 
     def _verify(self, batch: Any, tree: TokenTree, plan: Any) -> GenerationBatchResult:
         """One target forward over all rows of all trees; row i writes slot i, rotated by its depth."""
@@ -229,14 +229,14 @@ class DDTreeWorker(DFlashWorkerV2):
             compute_spec_logprobs(batch, logits_output, predictions, accept_index=accepted.block_rows)
         return accepted
 
-    def _feed_drafter(self, window: RoundWindow, hidden_states: torch.Tensor, accepted: AcceptedPath) -> None:
+    def _feed_drafter(self, slots: RoundSlots, hidden_states: torch.Tensor, accepted: AcceptedPath) -> None:
         """Write the drafter's KV of the committed positions from the target's hidden states."""
         path = self.sizes.path
-        slots = self._draft_write_ids(window.plan).view(-1, self.sizes.slots)[:, :path].contiguous()
+        written = self._draft_write_ids(slots.plan).view(-1, self.sizes.slots)[:, :path].contiguous()
         self._append_target_hidden_to_draft_kv_by_loc(
             target_hidden=path_hidden_states(hidden_states, accepted),
-            cache_loc=slots.flatten(),
-            cache_loc_2d=slots,
-            positions=window.positions[:, :path].flatten(),
+            cache_loc=written.flatten(),
+            cache_loc_2d=written,
+            positions=slots.positions[:, :path].flatten(),
             commit_lens=accepted.commit_lengths,
         )

@@ -1,4 +1,4 @@
-"""The window of a round: the slots and positions behind each committed length, and the drafter's input.
+"""Slots of a round: KV slots and positions behind each committed length, and the drafter's input there.
 
 Draft, verify and the drafter's KV write the same positions, so they share one plan of SGLang's, which it
 makes in one launch.
@@ -15,7 +15,7 @@ from sglang_ddtree_patch.block import BlockSizes
 
 
 @dataclass(frozen=True)
-class RoundWindow:
+class RoundSlots:
     """What the forwards of one round are given of the positions they write."""
 
     plan: Any  # SGLang's KVLocPlan over `BlockSizes.slots` columns
@@ -23,7 +23,7 @@ class RoundWindow:
     block_ids: torch.Tensor  # [batch, draft] int64: root token, then mask tokens; valid until the next round
 
 
-class WindowPlanner:
+class SlotPlanner:
     """Plans rounds; keeps the mask tokens of the drafter's block, which never change."""
 
     def __init__(self, translator: Any, sizes: BlockSizes, mask_token_id: int):
@@ -39,7 +39,7 @@ class WindowPlanner:
         prefix_lens: torch.Tensor,
         host_lens: torch.Tensor | None,
         root_tokens: torch.Tensor,
-    ) -> RoundWindow:
+    ) -> RoundSlots:
         """Plan one round.
 
         Args:
@@ -60,7 +60,7 @@ class WindowPlanner:
             anchor_src=root_tokens,
             anchor_out=block_ids,
         )
-        return RoundWindow(plan, positions[:, : sizes.draft].contiguous(), block_ids)
+        return RoundSlots(plan, positions[:, : sizes.draft].contiguous(), block_ids)
 
     def _block_ids(self, batch: int, device: torch.device) -> torch.Tensor:
         if self._blocks is None or self._blocks.shape[0] < batch:
