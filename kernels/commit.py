@@ -1,10 +1,9 @@
 """Commit of accepted rows: KV of all layers moved to the front of each request's block in one launch.
 
-Row ``a_k`` of a block moves to offset ``k``, for ``k = 1 .. path - 1`` in that order, in place. Paths grow
-along the block, so ``a_k >= k``: no later move reads a row that an earlier one wrote. An earlier move may
-read a row that a later one writes (paths like 0, 2, 5 read row 2, then write it), so the moves of one
-request are ordered inside one program; programs share nothing, as each has its own request, buffer and
-columns.
+Row ``a_k`` of a block moves to offset ``k``, in place. A row may be read by one move and written by another
+(the path 0, 2, 5 reads row 2 and writes it), so a program reads all rows of its request before it writes
+any; programs share nothing, as each has its own request, buffer and columns. All its reads are under way
+together: what a launch takes is the latency of a few loads, not of one for each row.
 """
 
 from __future__ import annotations
@@ -17,27 +16,29 @@ import triton
 import triton.language as tl
 
 WORD_BYTES = 8
-MAX_COLUMNS = 1024  # words a program moves of a row: 8 KiB
+WORDS_AT_ONCE = 4096  # words a program holds between reading and writing: 32 a thread
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["path", "slots_per_request"])
 def _move_rows(
-    addresses, strides, widths, slots, rows, slots_per_request,
-    PATH: tl.constexpr, COLUMNS: tl.constexpr,
+    addresses, strides, widths, slots, rows, path, slots_per_request,
+    PATH_LANES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Program (buffer, request, chunk of columns): the request's moves, one after another."""
+    """Program (buffer, request, chunk of columns): all moves of the request."""
     buffer, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    offset = tl.arange(0, PATH_LANES)
+    row = tl.load(rows + request * path + offset, mask=offset < path, other=0)
+    moves = (offset < path) & (row != offset)
+    source = tl.load(slots + request * slots_per_request + row, mask=moves, other=0)
+    target = tl.load(slots + request * slots_per_request + offset, mask=moves, other=0)
+
     base = tl.load(addresses + buffer).to(tl.pointer_type(tl.int64))
     stride = tl.load(strides + buffer)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    in_row = column < tl.load(widths + buffer)
-    for offset in range(1, PATH):
-        row = tl.load(rows + request * PATH + offset)
-        source = tl.load(slots + request * slots_per_request + row)
-        target = tl.load(slots + request * slots_per_request + offset)
-        moves = in_row & (row != offset)
-        words = tl.load(base + source * stride + column, mask=moves)
-        tl.store(base + target * stride + column, words, mask=moves)
+    moved = moves[:, None] & (column < tl.load(widths + buffer))[None, :]
+    words = tl.load(base + (source * stride)[:, None] + column[None, :], mask=moved)
+    tl.debug_barrier()  # other threads write the rows that these have read
+    tl.store(base + (target * stride)[:, None] + column[None, :], words, mask=moved)
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,14 @@ def commit_rows(buffers: RowBuffers, slots: torch.Tensor, rows: torch.Tensor) ->
     Args:
         buffers: the KV buffers of all layers.
         slots: [batch, block] int64, contiguous: the slot of each block offset.
-        rows: [batch, path] int64, contiguous, path <= block: the accepted rows in order, ``rows[:, k] >= k``;
-            a column that holds itself moves nothing.
+        rows: [batch, path] int64, contiguous, path <= block: the row that moves to each offset; a column
+            that holds itself moves nothing.
     """
     batch, path = rows.shape
-    columns = min(triton.next_power_of_2(buffers.widest), MAX_COLUMNS)
+    path_lanes = triton.next_power_of_2(path)
+    columns = min(triton.next_power_of_2(buffers.widest), max(WORDS_AT_ONCE // path_lanes, 1))
     grid = (buffers.addresses.numel(), batch, triton.cdiv(buffers.widest, columns))
     _move_rows[grid](
-        buffers.addresses, buffers.strides, buffers.widths, slots, rows, slots.shape[1],
-        PATH=path, COLUMNS=columns, num_warps=4,
+        buffers.addresses, buffers.strides, buffers.widths, slots, rows, path, slots.shape[1],
+        PATH_LANES=path_lanes, COLUMNS=columns, num_warps=4,
     )  # fmt: skip

@@ -12,6 +12,9 @@ and no data-dependent shape.
 
 Ties break by score (higher first), then depth (shallower first), then ranks (lexicographically
 smaller first), on every device and every rank of a tensor-parallel group alike.
+
+On NVIDIA GPUs `build_token_tree` is one launch of `kernels/tree_kernel.py`; the code here is what that is
+tested against, and what runs everywhere else.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+from sglang_ddtree_patch.kernels.device import has_kernels
 
 WORD_BITS = 64
 
@@ -41,6 +46,8 @@ class TokenTree:
     depths: torch.Tensor  # [batch, width] int64: edges from the root
     masks: torch.Tensor  # [batch, width, words] int64: bit j of word j // 64 says "sees row j"
     node_counts: torch.Tensor  # [batch] int64: rows that are nodes, root included
+    # [batch, width] int64: rotary positions, prefix length + depth; None where no lengths were given
+    positions: torch.Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -48,7 +55,11 @@ class TokenTree:
 
 
 def build_token_tree(
-    root_tokens: torch.Tensor, candidate_tokens: torch.Tensor, log_probs: torch.Tensor, width: int
+    root_tokens: torch.Tensor,
+    candidate_tokens: torch.Tensor,
+    log_probs: torch.Tensor,
+    width: int,
+    prefix_lens: torch.Tensor | None = None,
 ) -> TokenTree:
     """Build the ``width``-row tree of every request.
 
@@ -56,12 +67,28 @@ def build_token_tree(
         root_tokens: [batch] int64, the last committed token of each request.
         candidate_tokens: [batch, depths, candidates] int64, best first at each depth.
         log_probs: [batch, depths, candidates] floating point, at most 0 and not increasing along
-            candidates. A candidate of ``-inf`` or NaN never enters the tree.
+            candidates. A candidate of ``-inf`` or NaN never enters the tree; such candidates come last.
         width: rows of the block, root included.
+        prefix_lens: [batch] integers, committed lengths; the tree then carries its rows' positions.
 
     Returns:
         TokenTree on the device of ``root_tokens``.
     """
+    if has_kernels(root_tokens.device):
+        from sglang_ddtree_patch.kernels.tree_kernel import build_token_tree_triton
+
+        return build_token_tree_triton(root_tokens, candidate_tokens, log_probs, width, prefix_lens)
+    return build_token_tree_torch(root_tokens, candidate_tokens, log_probs, width, prefix_lens)
+
+
+def build_token_tree_torch(
+    root_tokens: torch.Tensor,
+    candidate_tokens: torch.Tensor,
+    log_probs: torch.Tensor,
+    width: int,
+    prefix_lens: torch.Tensor | None = None,
+) -> TokenTree:
+    """`build_token_tree` in plain PyTorch, on any device."""
     batch, depths, candidates = candidate_tokens.shape
     device = root_tokens.device
     budget = width - 1
@@ -87,14 +114,14 @@ def build_token_tree(
         frontier_ids = (offset + torch.arange(kept, device=device)).expand(batch, kept)
         offset += kept
     if offset == 0:
-        return _root_only(root_tokens, width)
+        return _root_only(root_tokens, width, prefix_lens)
     prefixes = _Prefixes(
         scores=torch.cat(scores, 1),
         tokens=torch.cat(tokens, 1),
         parents=torch.cat(parents, 1),
         depths=torch.cat(node_depths, 1),
     )
-    return _best_prefixes(prefixes, root_tokens, width, max_depth=min(depths, budget))
+    return _best_prefixes(prefixes, root_tokens, width, min(depths, budget), prefix_lens)
 
 
 @dataclass(frozen=True)
@@ -108,7 +135,11 @@ class _Prefixes:
 
 
 def _best_prefixes(
-    prefixes: _Prefixes, root_tokens: torch.Tensor, width: int, max_depth: int
+    prefixes: _Prefixes,
+    root_tokens: torch.Tensor,
+    width: int,
+    max_depth: int,
+    prefix_lens: torch.Tensor | None,
 ) -> TokenTree:
     """The best ``width - 1`` prefixes as rows of a block, behind the root."""
     batch, total = prefixes.scores.shape
@@ -135,10 +166,11 @@ def _best_prefixes(
         depths=depths,
         masks=ancestor_masks(parents, max_depth),
         node_counts=is_node.sum(1) + 1,
+        positions=None if prefix_lens is None else prefix_lens.long()[:, None] + depths,
     )
 
 
-def _root_only(root_tokens: torch.Tensor, width: int) -> TokenTree:
+def _root_only(root_tokens: torch.Tensor, width: int, prefix_lens: torch.Tensor | None) -> TokenTree:
     """A tree without candidates: the root and ``width - 1`` rows of padding."""
     batch, device = root_tokens.shape[0], root_tokens.device
     parents = torch.full((batch, width), -1, dtype=torch.int64, device=device)
@@ -148,6 +180,7 @@ def _root_only(root_tokens: torch.Tensor, width: int) -> TokenTree:
         depths=torch.zeros((batch, width), dtype=torch.int64, device=device),
         masks=ancestor_masks(parents, max_depth=0),
         node_counts=torch.ones(batch, dtype=torch.int64, device=device),
+        positions=None if prefix_lens is None else prefix_lens.long()[:, None].repeat(1, width),
     )
 
 

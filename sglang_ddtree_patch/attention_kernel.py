@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-import torch
-
 from sglang_ddtree_patch.errors import ConfigurationError
+from sglang_ddtree_patch.kernels.device import has_kernels
 
 KERNEL_VARIABLE = "SGLANG_DDTREE_KERNEL"
 REFERENCE = "reference"  # plain PyTorch, any device; reads lengths on the host, so it runs outside graphs
@@ -30,4 +29,4 @@ def choose_kernel(device: str) -> str:
         )
     if asked != AUTO:
         return asked
-    return TRITON if device.startswith("cuda") and torch.version.hip is None else REFERENCE
+    return TRITON if has_kernels(device) else REFERENCE

@@ -13,6 +13,7 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 from sglang_ddtree_patch.kernels.accept import AcceptedPath
+from sglang_ddtree_patch.kernels.device import has_kernels
 
 
 class TargetKVCommit:
@@ -22,8 +23,8 @@ class TargetKVCommit:
         self._pool = pool
         self._buffers = None
         buffers = row_buffers(pool)
-        # On ROCm, whose tensors say "cuda" too, a pool may lay blocks out otherwise.
-        if buffers and buffers[0].is_cuda and torch.version.hip is None:
+        # ROCm's pools may lay blocks out otherwise.
+        if buffers and has_kernels(buffers[0].device):
             from sglang_ddtree_patch.kernels.commit import RowBuffers
 
             self._buffers = RowBuffers.of(buffers)
@@ -69,6 +70,11 @@ def row_buffers(pool: Any) -> list[torch.Tensor] | None:
 
 
 def path_hidden_states(hidden_states: torch.Tensor, accepted: AcceptedPath) -> torch.Tensor:
-    """The accepted rows of ``hidden_states`` [batch, width, size], in path order: [batch * path, size]."""
-    index = accepted.rows[:, :, None].expand(-1, -1, hidden_states.shape[2])
-    return hidden_states.gather(1, index).flatten(0, 1)
+    """The accepted rows of ``hidden_states`` in path order: [batch * path, size].
+
+    Args:
+        hidden_states: [rows, size], the blocks of the batch one after another; the forward may have padded
+            it with more rows at the end.
+        accepted: the walks.
+    """
+    return hidden_states.index_select(0, accepted.block_rows.flatten())

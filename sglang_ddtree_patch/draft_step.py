@@ -18,6 +18,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_ddtree_patch.block import BlockSizes
+from sglang_ddtree_patch.slots import RoundSlots
 
 
 @dataclass(frozen=True)
@@ -28,20 +29,20 @@ class Candidates:
     log_probs: torch.Tensor  # [batch, draft - 1, candidates] float32
 
 
-def draft_candidates(worker: Any, batch: Any, plan: Any, sizes: BlockSizes) -> Candidates:
+def draft_candidates(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSizes) -> Candidates:
     """Run the drafter on ``[root, mask, mask, ...]`` of every request.
 
     Args:
         worker: the DFLASH worker that owns the draft model (`DDTreeWorker`).
-        batch: SGLang's ScheduleBatch of a decode round; its spec_info holds the root tokens.
-        plan: the round's KV slots (SGLang's KVLocPlan) over ``sizes.slots`` columns.
+        batch: SGLang's ScheduleBatch of a decode round.
+        slots: the round's slots and positions, and the block's tokens.
         sizes: rows and positions of the round.
 
     Returns:
         Candidates; log-probabilities are normalized over the whole vocabulary, on all ranks alike.
     """
-    forward_batch = _block_forward_batch(worker, batch, sizes)
-    plan.bind(
+    forward_batch = _block_forward_batch(worker, batch, slots, sizes)
+    slots.plan.bind(
         forward_batch, worker.draft_model_runner.kv_index_translator,
         cols=sizes.columns(sizes.draft),
     )
@@ -57,26 +58,24 @@ def draft_candidates(worker: Any, batch: Any, plan: Any, sizes: BlockSizes) -> C
     return Candidates(tokens=tokens.view(shape), log_probs=log_probs.view(shape))
 
 
-def _block_forward_batch(worker: Any, batch: Any, sizes: BlockSizes) -> ForwardBatch:
+def _block_forward_batch(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSizes) -> ForwardBatch:
     """The drafter's forward over the block, planned on host bounds so that nothing waits for a length."""
     count, device = len(batch.seq_lens), worker.device
-    prefix_lens = batch.seq_lens
-    block_ids = torch.full((count, sizes.draft), worker.mask_token_id, dtype=torch.int64, device=device)
-    block_ids[:, 0] = batch.spec_info.bonus_tokens
     embed = unwrap_lora_layer(worker.target_worker.model_runner.model.get_input_embeddings())
-    input_embeds = embed(block_ids) * worker.noise_embed_scale
-    positions = prefix_lens[:, None] + torch.arange(sizes.draft, device=device)
+    input_embeds = embed(slots.block_ids)
+    if worker.noise_embed_scale != 1.0:
+        input_embeds = input_embeds * worker.noise_embed_scale
     host_bound, host_sum = verify_host_bound(batch, sizes.draft)
     return ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=count,
-        input_ids=block_ids.flatten(),
+        input_ids=slots.block_ids.flatten(),
         req_pool_indices=batch.req_pool_indices,
-        seq_lens=prefix_lens,
+        seq_lens=batch.seq_lens,
         out_cache_loc=None,
         seq_lens_sum=host_sum,
         seq_lens_cpu=host_bound.to(torch.int32),
-        positions=positions.flatten(),
+        positions=slots.positions.flatten(),
         input_embeds=input_embeds.flatten(0, 1),
         # The draft model runs as DFLASH does: a block verify without a causal mask.
         spec_algorithm=SpeculativeAlgorithm.DFLASH,

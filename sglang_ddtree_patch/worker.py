@@ -1,5 +1,6 @@
 """The DDTREE worker: one decode round, step by step.
 
+    slots    slots and positions behind each prefix             slots.py
     draft    DFlash block forward -> candidates a position      draft_step.py
     tree     best prefixes under the width -> block rows        kernels/tree.py
     verify   target forward over the block                      verify_input.py, backend.py
@@ -31,6 +32,7 @@ from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
 from sglang_ddtree_patch.settings import candidates_per_position
+from sglang_ddtree_patch.slots import RoundSlots, SlotPlanner
 from sglang_ddtree_patch.verify_input import DDTreeDraftInput, TreeVerifyInput
 
 
@@ -90,8 +92,26 @@ class DDTreeWorker(DFlashWorkerV2):
         """No word of a greedy fallback: sampled requests are refused, and only their refusal runs here."""
 
     def prewarm_sampling(self) -> Any:
-        """Rehearse the target's own sampler; the parent rehearses its chain, which never runs here."""
+        """Rehearse what a round runs outside graphs; not the parent's chain, which never runs here."""
+        self._rehearse_small_steps()
         return self.model_runner.prewarm_sampling()
+
+    def _rehearse_small_steps(self) -> None:
+        """Run our own launches once, at start, or the first round that is served compiles them.
+
+        One request of slot 0 and no prefix: slot 0 is nobody's, and all that is written lands there.
+        """
+        sizes, nothing = self.sizes, torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._plan_slots(request_ids=nothing, prefix_lens=nothing, host_lens=None, root_tokens=nothing)
+        shape = (1, sizes.draft - 1, sizes.candidates)
+        tree = build_token_tree(
+            nothing, nothing.new_zeros(shape), torch.zeros(shape, device=self.device), sizes.width, nothing
+        )
+        accepted = accept_greedy(tree.tokens, tree.parents, tree.tokens, sizes.path, nothing)
+        # Not the round's own: the pool may still be resized.
+        TargetKVCommit(self.target_worker.model_runner.token_to_kv_pool)(
+            nothing.new_zeros((1, sizes.slots)), accepted
+        )
 
     def _make_next_draft_input_prefill(
         self, *, bonus_tokens: torch.Tensor, seq_lens: torch.Tensor
@@ -117,21 +137,26 @@ class DDTreeWorker(DFlashWorkerV2):
         # The previous round may have produced the lengths on another stream.
         prefix_lens.record_stream(torch.get_device_module(self.device).current_stream())
 
-        plan = self._plan_slots(batch)
-        candidates = draft_candidates(self, batch, plan, sizes)
-        tree = build_token_tree(
-            draft_input.bonus_tokens, candidates.tokens, candidates.log_probs, sizes.width
+        host_lens = batch.seq_lens_cpu
+        slots = self._plan_slots(
+            request_ids=batch.req_pool_indices,
+            prefix_lens=prefix_lens,
+            host_lens=host_lens if host_lens is not None else draft_input.nxt_kv_lens_cpu,
+            root_tokens=draft_input.bonus_tokens,
         )
-        result = self._verify(batch, tree, plan)
+        candidates = draft_candidates(self, batch, slots, sizes)
+        tree = build_token_tree(
+            draft_input.bonus_tokens, candidates.tokens, candidates.log_probs, sizes.width, prefix_lens
+        )
+        result = self._verify(batch, tree, slots.plan)
         logits_output = result.logits_output
         accepted = self._accept(batch, tree, logits_output)
 
-        slots = plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
-        self._commit_target_kv(slots, accepted)
-        new_seq_lens = prefix_lens + accepted.commit_lengths.to(prefix_lens.dtype)
+        block = slots.plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
+        self._commit_target_kv(block, accepted)
         if on_publish is not None:
-            on_publish(new_seq_lens)
-        self._feed_drafter(plan, prefix_lens, logits_output.hidden_states, accepted)
+            on_publish(accepted.new_lens)
+        self._feed_drafter(slots, logits_output.hidden_states, accepted)
         # Large, and copied to the host by the scheduler if it is still there.
         logits_output.hidden_states = None
 
@@ -141,11 +166,11 @@ class DDTreeWorker(DFlashWorkerV2):
             accept_lens=accepted.commit_lengths,
             can_run_cuda_graph=result.can_run_cuda_graph,
             next_draft_input=self._make_next_draft_input_decode(
-                bonus_tokens=accepted.bonus_tokens, new_seq_lens=new_seq_lens
+                bonus_tokens=accepted.bonus_tokens, new_seq_lens=accepted.new_lens
             ),
             speculative_num_draft_tokens=sizes.width,
             speculative_output_stride=sizes.path,
-            new_seq_lens=new_seq_lens,
+            new_seq_lens=accepted.new_lens,
             routed_experts_output=result.routed_experts_output,
             indexer_topk_output=result.indexer_topk_output,
         )
@@ -155,21 +180,10 @@ class DDTreeWorker(DFlashWorkerV2):
         """Built in the first round, when the pools are there."""
         return TargetKVCommit(self.target_worker.model_runner.token_to_kv_pool)
 
-    def _plan_slots(self, batch: Any) -> Any:
-        """One plan over the slots behind each committed length, for draft, verify and drafter KV."""
-        target, sizes = self.target_worker.model_runner, self.sizes
-        offsets = torch.arange(sizes.slots, device=self.device)
-        positions = (batch.seq_lens[:, None] + offsets).long()
-        requests = batch.req_pool_indices[:, None].long()
-        slots = target.req_to_token_pool.req_to_token[requests, positions]
-        host_lens = batch.seq_lens_cpu
-        return target.kv_index_translator.plan(
-            req_pool_indices=batch.req_pool_indices,
-            seq_lens=batch.seq_lens,
-            seq_lens_cpu=host_lens if host_lens is not None else batch.spec_info.nxt_kv_lens_cpu,
-            write_virtual=slots.to(torch.int64).flatten(),
-            read_extent=sizes.slots,
-        )
+    @functools.cached_property
+    def _plan_slots(self) -> SlotPlanner:
+        translator = self.target_worker.model_runner.kv_index_translator
+        return SlotPlanner(translator, self.sizes, self.mask_token_id)
 
     def _verify(self, batch: Any, tree: TokenTree, plan: Any) -> GenerationBatchResult:
         """One target forward over all rows of all trees; row i writes slot i, rotated by its depth."""
@@ -178,7 +192,7 @@ class DDTreeWorker(DFlashWorkerV2):
         host_bound, host_sum = verify_host_bound(batch, sizes.width)
         verify_input = TreeVerifyInput(
             draft_token=tree.tokens.flatten(),
-            positions=(batch.seq_lens[:, None] + tree.depths).flatten(),
+            positions=tree.positions.flatten(),
             draft_token_num=sizes.width,
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=plan,
@@ -209,29 +223,20 @@ class DDTreeWorker(DFlashWorkerV2):
         predictions = logits_output.next_token_logits.argmax(-1)
         self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, predictions)
         accepted = accept_greedy(
-            tree.tokens, tree.parents, predictions.view(-1, tree.width), self.sizes.path
+            tree.tokens, tree.parents, predictions.view(-1, tree.width), self.sizes.path, batch.seq_lens
         )
         if batch.return_logprob:
-            first_rows = torch.arange(len(batch.seq_lens), device=predictions.device) * tree.width
-            compute_spec_logprobs(
-                batch, logits_output, predictions, accept_index=first_rows[:, None] + accepted.rows
-            )
+            compute_spec_logprobs(batch, logits_output, predictions, accept_index=accepted.block_rows)
         return accepted
 
-    def _feed_drafter(
-        self, plan: Any, prefix_lens: torch.Tensor, hidden_states: torch.Tensor, accepted: AcceptedPath
-    ) -> None:
+    def _feed_drafter(self, slots: RoundSlots, hidden_states: torch.Tensor, accepted: AcceptedPath) -> None:
         """Write the drafter's KV of the committed positions from the target's hidden states."""
-        sizes, path = self.sizes, accepted.rows.shape[1]
-        slots = self._draft_write_ids(plan).view(-1, sizes.slots)[:, :path].contiguous()
-        positions = prefix_lens[:, None] + torch.arange(path, device=prefix_lens.device)
-        batch = slots.shape[0]
+        path = self.sizes.path
+        written = self._draft_write_ids(slots.plan).view(-1, self.sizes.slots)[:, :path].contiguous()
         self._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=path_hidden_states(
-                hidden_states[: batch * sizes.width].view(batch, sizes.width, -1), accepted
-            ),
-            cache_loc=slots.flatten(),
-            cache_loc_2d=slots,
-            positions=positions.flatten(),
+            target_hidden=path_hidden_states(hidden_states, accepted),
+            cache_loc=written.flatten(),
+            cache_loc_2d=written,
+            positions=slots.positions[:, :path].flatten(),
             commit_lens=accepted.commit_lengths,
         )

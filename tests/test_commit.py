@@ -172,6 +172,7 @@ def test_rows_that_the_kernel_cannot_move_are_refused_in_words():
 def test_hidden_states_of_the_path_come_in_path_order():
     accepted = random_walks(6, 9, 5)
     hidden = torch.arange(6 * 9 * 2).view(6, 9, 2)
-    picked = path_hidden_states(hidden, accepted).view(6, 5, 2)
+    padded = torch.cat([hidden.flatten(0, 1), torch.full((3, 2), -1)])  # a forward's alignment
+    picked = path_hidden_states(padded, accepted).view(6, 5, 2)
     for i in range(6):
         assert torch.equal(picked[i], hidden[i, accepted.rows[i]])
