@@ -42,7 +42,7 @@ def ddtree_without_sglang(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "doctor", "models", "patch"])
+@pytest.mark.parametrize("command", ["serve", "demo", "doctor", "bench", "models", "patch"])
 def test_every_command_explains_itself_with_an_example_without_sglang(command):
     result = ddtree_without_sglang(command, "--help")
     assert result.returncode == 0, result.stderr
