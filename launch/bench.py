@@ -3,6 +3,7 @@
 ddtree bench kernel     tree verify attention against what the device allows (needs an NVIDIA GPU)
 ddtree bench serve      tokens a second and step time against the number of requests at once
 ddtree bench context    step time and the share of the memory limit against context length
+ddtree bench plot       a results file of any of these as a figure
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import argparse
 import importlib.util
 import sys
 
-from sglang_ddtree_patch.launch import bench_context, bench_serve
+from sglang_ddtree_patch.launch import bench_context, bench_serve, plots
 from sglang_ddtree_patch.launch.sglang_install import INSTALL_HINT
 
 _EXAMPLE = """\
 example:
   ddtree bench serve --model tiny-gqa --batch 1 8 --json serve.json
+  ddtree bench plot serve.json
   ddtree bench kernel --help
 """
 
@@ -34,6 +36,7 @@ def add_parser(subparsers) -> None:
     kernel.set_defaults(run=run_kernel, takes_sglang_flags=True)
     bench_serve.add_parser(actions)
     bench_context.add_parser(actions)
+    plots.add_parser(actions)
 
 
 def run_kernel(arguments: argparse.Namespace) -> int:
