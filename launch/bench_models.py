@@ -21,7 +21,8 @@ HERE = Path(__file__).parent
 PROMPTS = HERE / "bench_prompts.json"
 # Text that neither committed model was trained on, already in their chat template.
 HELD_OUT_PROMPTS = HERE / "training" / "held_out_prompts.json"
-SEED = 0
+# All memory would be tens of millions of KV slots of these, far more than any server has.
+COMMITTED_MODEL_FLAGS = ("--max-total-tokens", "65536")
 # Random tokens are taken from these where a config alone is given: special tokens stand at either end.
 ORDINARY_TOKENS = (0.01, 0.95)  # of the vocabulary
 
@@ -60,7 +61,7 @@ def choose_subject(model: str, draft: str | None, name: str | None, folder: Path
             write_shape(model, folder)
             return Subject(name or model, str(folder / "target"), str(folder / "draft"), DUMMY_FLAGS)
         entry = model_catalog.entry(model)
-        return Subject(name or model, str(entry.target), str(entry.draft))
+        return Subject(name or model, str(entry.target), str(entry.draft), COMMITTED_MODEL_FLAGS)
     if draft is None:
         known = ", ".join((*model_catalog.names(), *SHAPES))
         raise ConfigurationError(

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sglang_ddtree_patch import __version__
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch.bench_client import Budget, BudgetSpent, NotMeasured, ServerLost
 from sglang_ddtree_patch.launch.bench_models import Subject, choose_subject
@@ -40,7 +41,7 @@ from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_s
 Row = dict[str, Any]
 # (server, who it is, the columns that name a point) -> the other columns
 Measure = Callable[[ServerProcess, Contender, Row], Row]
-VERSIONED = ("sglang", "torch", "triton", "sglang-ddtree-patch")
+VERSIONED = ("sglang", "torch", "triton")
 START_SECONDS = 900.0
 
 
@@ -151,7 +152,10 @@ def header(session: Session, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What stands above the rows. `settings` is what must be the same for rows to be comparable."""
     return {
         "device": device_name(session.on_cpu),
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONED},
+        "versions": {
+            "sglang-ddtree-patch": __version__,
+            **{name: importlib.metadata.version(name) for name in VERSIONED},
+        },
         "command": shlex.join(["ddtree", *sys.argv[1:]]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "settings": {**settings, "sglang_flags": [*session.subject.flags, *session.given]},
