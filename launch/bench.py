@@ -9,11 +9,9 @@ ddtree bench plot       a results file of any of these as a figure
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 
 from sglang_ddtree_patch.launch import bench_context, bench_serve, plots
-from sglang_ddtree_patch.launch.sglang_install import INSTALL_HINT
+from sglang_ddtree_patch.launch.sglang_install import require_sglang
 
 _EXAMPLE = """\
 example:
@@ -41,9 +39,7 @@ def add_parser(subparsers) -> None:
 
 def run_kernel(arguments: argparse.Namespace) -> int:
     """Hand all flags to the kernel benchmark, which has a parser of its own and imports torch."""
-    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"ddtree bench kernel: {missing[0]} is not installed. Run: {INSTALL_HINT}", file=sys.stderr)
+    if not require_sglang("bench kernel"):
         return 1
     from sglang_ddtree_patch.launch import bench_kernel
 
