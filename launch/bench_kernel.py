@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import torch
@@ -38,8 +39,8 @@ ROWS = (1, 9, 17, 33, 64)
 POINTS = [(1024, 1), (16384, 1), (16384, 8), (65536, 1), (189440, 1)]  # context, batch
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="ddtree bench kernel", description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="write the results here")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["gqa-32x8x128", "mla-8x576x512"])
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="widths of the tree")
@@ -48,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=140, help="seconds after which a sweep stops")
     parser.add_argument("--compilers", type=int, default=12, help="processes that compile beforehand")
     parser.add_argument("--compile-share", nargs=2, type=int, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 Launch = tuple[str, int, int, TreeAttentionConfig | None]  # shape, rows, batch, forced configuration
@@ -85,8 +86,8 @@ def compile_share(options: argparse.Namespace) -> None:
             print(f"{shape}, {rows} rows, {config}: {error}", flush=True)
 
 
-def compile_all(options: argparse.Namespace) -> None:
-    command = [sys.executable, "-m", MODULE, *sys.argv[1:], "--compile-share"]
+def compile_all(options: argparse.Namespace, argv: Sequence[str]) -> None:
+    command = [sys.executable, "-m", MODULE, *argv, "--compile-share"]
     workers = [
         subprocess.Popen([*command, str(index), str(options.compilers)]) for index in range(options.compilers)
     ]
@@ -183,14 +184,15 @@ def sweep(options: argparse.Namespace, deadline: float) -> None:
             )
 
 
-def main() -> None:
-    options = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    options = parse_arguments(argv)
     torch.manual_seed(0)
     if options.compile_share:
         compile_share(options)
         return
     deadline = time.monotonic() + options.budget
-    compile_all(options)
+    compile_all(options, argv)
     print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)
     ceilings = measure_ceilings()
     print(f"copy {ceilings['copy_gb_s']:.0f} GB/s, bf16 {ceilings['bf16_tflop_s']:.0f} TFLOP/s", flush=True)
@@ -199,7 +201,7 @@ def main() -> None:
         report = {
             "device": torch.cuda.get_device_name(),
             "versions": {"torch": torch.__version__, "triton": triton.__version__},
-            "command": shlex.join(["python", "-m", MODULE, *sys.argv[1:]]),
+            "command": shlex.join(["python", "-m", MODULE, *argv]),
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
             "ceilings": ceilings,
             "rows": results,

@@ -42,14 +42,22 @@ def ddtree_without_sglang(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "doctor", "models", "patch"])
+@pytest.mark.parametrize("command", ["serve", "demo", "doctor", "bench", "models", "patch"])
 def test_every_command_explains_itself_with_an_example_without_sglang(command):
     result = ddtree_without_sglang(command, "--help")
     assert result.returncode == 0, result.stderr
     assert f"example:\n  ddtree {command}" in result.stdout
 
 
-@pytest.mark.parametrize("arguments", [["serve", *MODELS, "--device", "cpu"], ["demo"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", *MODELS, "--device", "cpu"],
+        ["demo"],
+        ["bench", "serve", "--model", "tiny-gqa"],
+        ["bench", "kernel"],
+    ],
+)
 def test_a_command_that_needs_sglang_says_what_to_type(arguments):
     result = ddtree_without_sglang(*arguments)
     assert result.returncode == 1
@@ -151,6 +159,16 @@ def test_serve_becomes_the_server_in_the_same_process(monkeypatch, capsys):
     assert (program, command[:3]) == (sys.executable, [sys.executable, "-m", "sglang.launch_server"])
     assert environment == dict(os.environ)
     assert "filled in --speculative-algorithm DDTREE" in capsys.readouterr().out
+
+
+def test_the_kernel_benchmark_gets_its_flags_as_they_were_typed(monkeypatch):
+    from sglang_ddtree_patch.launch import bench_kernel
+
+    got = []
+    monkeypatch.setattr(bench_kernel, "main", got.append)
+    flags = ["--rows", "1", "17", "--json", "kernel.json", "--help"]
+    assert cli.main(["bench", "kernel", *flags]) == 0
+    assert got == [flags]
 
 
 def comparison(is_equal: bool) -> Comparison:

@@ -13,6 +13,7 @@ from sglang_ddtree_patch.contract import SUPPORTED_VERSION
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS_BELOW_PACKAGE = ("kernels", "patches", "launch")
+CARRIED = (".py", ".patch", "SHA256SUMS", "_prompts.json")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_a_wheel_holds_every_module_and_model_file_of_the_repository(built):
         top = name.split("/")[0]
         if top == "sglang_ddtree_patch":
             expected.add(name)
-        elif top in FOLDERS_BELOW_PACKAGE and name.endswith((".py", ".patch", "SHA256SUMS")):
+        elif top in FOLDERS_BELOW_PACKAGE and name.endswith(CARRIED):
             expected.add(f"sglang_ddtree_patch/{name}")
     assert expected <= names, sorted(expected - names)
 

@@ -22,6 +22,7 @@ from bf16_rule import Verdict, compare
 from serving import Request, ask_all, text_tokens, used_tokens
 
 from sglang_ddtree_patch import model_catalog
+from sglang_ddtree_patch.launch.model_shapes import DUMMY_FLAGS, write_shape
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 
 pytestmark = pytest.mark.gpu
@@ -60,31 +61,14 @@ def committed(name: str) -> Case:
 
 def qwen3_8b(folder: Path) -> Case:
     """Qwen3-8B shapes from config files alone: random weights, so no draft is ever accepted."""
-    shape = {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "bfloat16",
-        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "head_dim": 128,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936, "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 40960, "rope_theta": 1000000.0, "hidden_act": "silu",
-        "tie_word_embeddings": False, "attention_bias": False, "bos_token_id": 0, "eos_token_id": 1,
-    }  # fmt: skip
-    dflash = {
-        "mask_token": "<|mask|>", "mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]
-    }  # fmt: skip
-    draft = shape | {
-        "architectures": ["DFlashDraftModel"], "num_hidden_layers": 5, "block_size": 16,
-        "num_target_layers": 36, "dflash_config": dflash,
-    }  # fmt: skip
-    for name, config in (("target", shape), ("draft", draft)):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "config.json").write_text(json.dumps(config))
+    write_shape("qwen3-8b-shapes", folder)
     generator = torch.Generator().manual_seed(0)
     requests = [
         Request(f"length {n}", tuple(torch.randint(10, 150000, (n,), generator=generator).tolist()), 24,
                 {"ignore_eos": True})
         for n in (1, 64, 1000, 8000)
     ]  # fmt: skip
-    flags = ("--load-format", "dummy", "--skip-tokenizer-init")
-    return Case("qwen3-8b-shapes", folder / "target", folder / "draft", requests, flags)
+    return Case("qwen3-8b-shapes", folder / "target", folder / "draft", requests, DUMMY_FLAGS)
 
 
 @pytest.fixture(scope="module")

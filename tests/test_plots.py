@@ -1,0 +1,122 @@
+"""A results file becomes a figure whose axes, lines and labels are there."""
+
+import json
+
+import pytest
+
+from sglang_ddtree_patch import cli
+from sglang_ddtree_patch.launch import plots
+
+HEADER = {"device": "a GPU", "versions": {}, "command": "", "date": "2026-01-02"}
+
+
+def kernel_row(kernel: str, context: int, microseconds: float | None) -> dict:
+    return {
+        "kernel": kernel, "shape": "gqa", "context": context, "rows": 17, "batch": 1, "page_size": 64,
+        "microseconds": microseconds, "limit_microseconds": 10.0,
+    }  # fmt: skip
+
+
+def context_row(algorithm: str, context: int, step: float, fraction: float | None) -> dict:
+    return {
+        "model": "m", "algorithm": algorithm, "backend": "b", "page_size": 64, "context": context,
+        "step_milliseconds": step, "tokens_per_second": 1.0, "accept_length": 0.0, "kv_bytes": 1,
+        "limit_fraction": fraction,
+    }  # fmt: skip
+
+
+def serve_row(algorithm: str, width: int, temperature: float, batch: int, rate: float) -> dict:
+    return {
+        "model": "m", "algorithm": algorithm, "width": width, "temperature": temperature, "batch": batch,
+        "tokens_per_second": rate, "accept_length": 0.0, "step_milliseconds": 1.0,
+    }  # fmt: skip
+
+
+def lines(axes) -> dict[str, list[tuple[float, float]]]:
+    return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
+
+
+def draw(*rows: dict):
+    figure = plots.draw({**HEADER, "rows": list(rows)})
+    assert figure.get_suptitle() == "a GPU, 2026-01-02"
+    for axes in figure.axes:
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == list(lines(axes))
+    return figure.axes
+
+
+def test_kernels_show_time_and_share_of_the_limit_against_context():
+    time, share = draw(
+        kernel_row("ddtree", 65536, 40.0),
+        kernel_row("ddtree", 1024, 20.0),
+        kernel_row("fa3-prefix", 1024, 10.0),
+        kernel_row("fa3-prefix", 65536, None),
+    )
+    assert (time.get_xlabel(), time.get_ylabel()) == ("context (tokens)", "time of one call (us)")
+    assert lines(time) == {"ddtree": [(1024, 20), (65536, 40)], "fa3-prefix": [(1024, 10)]}
+    assert share.get_ylabel() == "share of the limit"
+    assert lines(share)["ddtree"] == [(1024, 0.5), (65536, 0.25)]
+    assert [text.get_text() for text in time.get_xticklabels()] == ["1k", "64k"]
+
+
+def test_context_shows_step_and_share_for_each_server():
+    step, share = draw(
+        context_row("plain", 1024, 5.0, 0.1),
+        context_row("ddtree", 1024, 6.0, None),
+        context_row("ddtree", 4096, 7.0, 0.3),
+    )
+    assert step.get_ylabel() == "time of one step (ms)"
+    assert lines(step)["ddtree (b, page 64)"] == [(1024, 6), (4096, 7)]
+    assert share.get_ylabel() == "share of the memory limit"
+    assert lines(share)["ddtree (b, page 64)"] == [(4096, 0.3)]
+
+
+def test_serve_shows_tokens_a_second_in_a_panel_a_temperature():
+    cold, warm = draw(
+        serve_row("plain", 1, 0.0, 1, 100.0),
+        serve_row("ddtree", 16, 0.0, 1, 300.0),
+        serve_row("ddtree", 16, 0.0, 8, 900.0),
+        serve_row("plain", 1, 0.7, 1, 90.0),
+    )
+    assert (cold.get_xlabel(), cold.get_ylabel()) == ("requests at once", "tokens a second")
+    assert lines(cold) == {"plain": [(1, 100)], "ddtree, 16 rows": [(1, 300), (8, 900)]}
+    assert warm.get_title() == "m, temperature 0.7"
+
+
+def test_no_two_lines_of_a_figure_look_alike():
+    axes, _ = draw(*(kernel_row(f"kernel {number}", 1024, 1.0) for number in range(len(plots.STYLES))))
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines}
+    assert len(looks) == len(plots.STYLES)
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_the_command_writes_the_figure_and_says_where(tmp_path, capsys, ending):
+    file = tmp_path / "serve.json"
+    file.write_text(json.dumps({**HEADER, "rows": [serve_row("plain", 1, 0.0, 1, 100.0)]}))
+    output = tmp_path / f"figure.{ending}"
+    assert cli.main(["bench", "plot", str(file), "--output", str(output)]) == 0
+    assert capsys.readouterr().out.strip() == str(output)
+    start = {"svg": b"<?xml", "png": b"\x89PNG"}[ending]
+    assert output.read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("text", "output", "words"),
+    [
+        ("{}", "x.svg", "holds no results"),
+        ('{"rows": []}', "x.svg", "nothing was measured"),
+        ('{"rows": [{"a": 1}]}', "x.svg", "no known kind"),
+        ('{"rows": [{"a": 1}]}', "x.doc", "must be one of"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(tmp_path, capsys, text, output, words):
+    file = tmp_path / "results.json"
+    file.write_text(text)
+    assert cli.main(["bench", "plot", str(file), "--output", str(tmp_path / output)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    assert cli.main(["bench", "plot", str(tmp_path / "x.json")]) == 1
+    assert "sglang-ddtree-patch[bench]" in capsys.readouterr().err
