@@ -5,10 +5,9 @@ The prefix part comes from the definition here, so the tests say what a vendor's
 
 import pytest
 import torch
-from tree_attention_inputs import MLA, Case, make_inputs
+from tree_attention_inputs import MLA, Case, exact, make_inputs
 
 from sglang_ddtree_patch.kernels.prefix_pages import PrefixPages, fill_prefix_pages
-from sglang_ddtree_patch.kernels.tree import unpack_masks
 from sglang_ddtree_patch.kernels.tree_attention_finish import (
     FinishConfig,
     choose_finish_config,
@@ -21,50 +20,14 @@ SMALL = FinishConfig(block_m=16, columns=16, tail_block=16)
 
 on_cpu = pytest.param("cpu", torch.float32, marks=pytest.mark.skipif(HAS_GPU, reason="the GPU runs it"))
 # In front of it on a GPU are kernels for 16-bit types alone.
-on_gpu = [
-    pytest.param("cuda", dtype, marks=pytest.mark.gpu) for dtype in (torch.bfloat16, torch.float16)
-]
+on_gpu = [pytest.param("cuda", dtype, marks=pytest.mark.gpu) for dtype in (torch.bfloat16, torch.float16)]
 everywhere = pytest.mark.parametrize(("device", "dtype"), [on_cpu, *on_gpu])
-
-
-def exact(inputs: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tree attention and the prefix part of it, in float64 on the CPU.
-
-    Returns the whole and the prefix's output, [batch * rows, heads, value_dim], and the natural
-    log-sum-exp of the prefix, [batch, heads, rows]. An empty prefix gives NaN, as a kernel may.
-    """
-    query, keys, values = (inputs[name].double().cpu() for name in ("query", "key_cache", "value_cache"))
-    table, requests = inputs["slot_table"].cpu(), inputs["request_ids"].tolist()
-    lengths, batch = inputs["prefix_lens"].tolist(), inputs["request_ids"].shape[0]
-    rows, heads, group = query.shape[0] // batch, query.shape[1], query.shape[1] // keys.shape[1]
-    visible = None if inputs["tree_mask"] is None else unpack_masks(inputs["tree_mask"]).cpu()
-    whole = torch.empty(*query.shape[:2], values.shape[2], dtype=torch.float64)
-    prefix_out, prefix_lse = torch.full_like(whole, torch.nan), torch.full((batch, heads, rows), torch.nan)
-    prefix_lse = prefix_lse.double()
-    for index, (request, prefix) in enumerate(zip(requests, lengths, strict=True)):
-        slots = table[request, : prefix + rows].long()
-        block = slice(index * rows, (index + 1) * rows)
-        k = keys[slots].repeat_interleave(group, 1)
-        v = values[slots].repeat_interleave(group, 1)
-        logits = torch.einsum("rhd,mhd->hrm", query[block], k) * inputs["softmax_scale"]
-        if inputs["logit_cap"] > 0:
-            logits = inputs["logit_cap"] * torch.tanh(logits / inputs["logit_cap"])
-        if prefix:
-            prefix_lse[index] = logits[..., :prefix].logsumexp(-1)
-            weights = logits[..., :prefix].softmax(-1)
-            prefix_out[block] = torch.einsum("hrm,mhd->rhd", weights, v[:prefix])
-        if visible is not None:
-            logits[..., prefix:].masked_fill_(~visible[index], -torch.inf)
-        whole[block] = torch.einsum("hrm,mhd->rhd", logits.softmax(-1), v)
-    return whole, prefix_out, prefix_lse
 
 
 def pages_of(inputs: dict, page_size: int, rows: int) -> PrefixPages:
     batch = inputs["request_ids"].shape[0]
     pages = PrefixPages.allocate(inputs["slot_table"], page_size, batch, rows)
-    fill_prefix_pages(
-        pages, inputs["slot_table"], inputs["request_ids"], inputs["prefix_lens"], page_size
-    )
+    fill_prefix_pages(pages, inputs["slot_table"], inputs["request_ids"], inputs["prefix_lens"], page_size)
     return pages
 
 
@@ -75,7 +38,7 @@ def finish(inputs: dict, page_size: int, config: FinishConfig | None = None, **c
     arguments = {
         "prefix_out": prefix_out.to(query),
         # Laid out as FlashMLA leaves it: heads innermost.
-        "prefix_lse": prefix_lse.float().to(query.device).transpose(1, 2).contiguous().transpose(1, 2),
+        "prefix_lse": prefix_lse.float().transpose(1, 2).contiguous().transpose(1, 2),
         "query": query,
         "block_slots": pages_of(inputs, page_size, query.shape[0] // batch).block_slots,
         **{name: inputs[name] for name in ("key_cache", "value_cache", "prefix_lens", "tree_mask")},
@@ -87,8 +50,7 @@ def finish(inputs: dict, page_size: int, config: FinishConfig | None = None, **c
 
 def check(case: Case, device: str, dtype: torch.dtype, config: FinishConfig | None = None) -> None:
     inputs = make_inputs(case, device, dtype)
-    result = finish(inputs, case.page_size, config).double().cpu()
-    expected = exact(inputs)[0]
+    result, expected = finish(inputs, case.page_size, config).double(), exact(inputs)[0]
     error = ((result - expected).norm() / expected.norm()).item()
     assert error <= TOLERANCE[dtype], f"{case}: relative error {error:.2e}"
 
@@ -194,9 +156,7 @@ def test_a_lone_request_fills_a_large_gpu():
         )
         programs = kv_heads * -(-17 * heads // kv_heads // config.block_m) * (value_dim // config.columns)
         assert programs >= 64
-    many = choose_finish_config(
-        132, batch=32, rows=64, heads=32, kv_heads=8, key_dim=128, value_dim=128
-    )
+    many = choose_finish_config(132, batch=32, rows=64, heads=32, kv_heads=8, key_dim=128, value_dim=128)
     assert (many.block_m, many.columns) == (64, 128)
 
 
