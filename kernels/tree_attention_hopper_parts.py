@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 NOTHING_SEEN = gl.constexpr(-1e30)
-BLOCK_N = gl.constexpr(64)  # keys of a block: what one TMA load brings, from one page
+LOAD_KEYS = gl.constexpr(64)  # keys of one TMA load, all of one page
 
 
 @gluon.jit
@@ -13,11 +13,13 @@ def _add(a, b):
 
 
 @gluon.jit
-def owned_blocks(prefix_lens, split, batch, rows, max_splits, BATCH_BLOCK: gl.constexpr):
+def owned_blocks(
+    prefix_lens, split, batch, rows, max_splits, BLOCK_N: gl.constexpr, BATCH_BLOCK: gl.constexpr
+):
     """The request of a split and its run of key blocks: ``(request, first, count)``.
 
     `split_plan` in tree_attention_split.py in Gluon's words; the merge finds the same splits through it.
-    ``request`` is ``batch`` for a split that the lengths leave without work.
+    A split that the lengths leave without work has no blocks, of the last request.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     lane = gl.arange(0, BATCH_BLOCK, layout)
@@ -34,29 +36,43 @@ def owned_blocks(prefix_lens, split, batch, rows, max_splits, BATCH_BLOCK: gl.co
     request_splits = gl.maximum(gl.sum(gl.where(mine, splits, 0), 0), 1)
     local = split - gl.sum(gl.where(mine, ends - splits, 0), 0)
     first = request_blocks * local // request_splits
-    return request, first, request_blocks * (local + 1) // request_splits - first
+    blocks = request_blocks * (local + 1) // request_splits - first
+    return gl.minimum(request, batch - 1), first, blocks
 
 
 @gluon.jit
-def mask_block(logits, mask_rows, row_ok, start, prefix, end, MASK_WORDS: gl.constexpr):
+def _window(mask_rows, row_ok, offset, MASK_WORDS: gl.constexpr):
+    """64 bits of each row's mask from block row ``offset`` on, as uint64.
+
+    Negative rows are positions of the prefix and set; rows behind the mask are not.
+    """
+    word = offset >> 6
+    shift = (offset & 63).to(gl.uint64)
+    outside = gl.where(word < 0, -1, 0).to(gl.int64)
+    low = gl.load(mask_rows + word, mask=row_ok & (word >= 0) & (word < MASK_WORDS), other=outside)
+    outside = gl.where(word + 1 < 0, -1, 0).to(gl.int64)
+    inside = row_ok & (word + 1 >= 0) & (word + 1 < MASK_WORDS)
+    high = gl.load(mask_rows + (word + 1), mask=inside, other=outside)
+    return (low.to(gl.uint64) >> shift) | ((high.to(gl.uint64) << (63 - shift)) << 1)
+
+
+@gluon.jit
+def mask_block(
+    logits, mask_rows, row_ok, start, prefix, end, MASK_WORDS: gl.constexpr, BLOCK_N: gl.constexpr
+):
     """Hide from each row what it must not see of the positions ``start .. start + BLOCK_N - 1``.
 
-    ``mask_rows`` [rows] points at each row's first mask word; ``start`` is above ``prefix - BLOCK_N``.
+    ``mask_rows`` [rows] points at each row's first mask word.
     """
-    layout: gl.constexpr = logits.type.layout
-    column = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    column = gl.arange(0, BLOCK_N, gl.SliceLayout(0, logits.type.layout))
     if MASK_WORDS == 0:
         visible = (start + column < end)[None, :] & (row_ok | True)[:, None]
     else:
-        # The 64 bits from `start` on: positions before the block are seen, those behind it are not.
-        offset = start - prefix
-        word = offset >> 6
-        shift = (offset & 63).to(gl.uint64)
-        before = gl.where(word < 0, -1, 0).to(gl.int64)
-        low = gl.load(mask_rows + word, mask=row_ok & (word >= 0), other=before).to(gl.uint64)
-        high = gl.load(mask_rows + (word + 1), mask=row_ok & (word + 1 < MASK_WORDS), other=0).to(gl.uint64)
-        window = (low >> shift) | ((high << (63 - shift)) << 1)
-        visible = ((window[:, None] >> column[None, :].to(gl.uint64)) & 1) != 0
+        window = _window(mask_rows, row_ok, start - prefix, MASK_WORDS)[:, None]
+        if BLOCK_N == 128:
+            behind = _window(mask_rows, row_ok, start + 64 - prefix, MASK_WORDS)[:, None]
+            window = gl.where((column < 64)[None, :], window, behind)
+        visible = ((window >> (column & 63)[None, :].to(gl.uint64)) & 1) != 0
     return gl.where(visible, logits, float("-inf"))
 
 

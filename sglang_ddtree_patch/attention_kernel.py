@@ -31,7 +31,7 @@ VENDORS = frozenset({FA3, FLASHMLA})
 # rows times query heads a KV head. Whatever is not in the table, or none of its kernels serves, runs TRITON.
 ANY = 1 << 30
 PREFERENCES: dict[tuple[str, str], list[tuple[int, tuple[str, ...]]]] = {
-    ("hopper", "gqa"): [(132, (HOPPER,)), (ANY, (FA3, HOPPER))],
+    ("hopper", "gqa"): [(192, (HOPPER,)), (ANY, (HOPPER, FA3))],
     ("hopper", "gqa-wide"): [(ANY, (FA3, HOPPER))],
     ("hopper", "mla"): [(ANY, (FLASHMLA, HOPPER))],
 }
