@@ -139,7 +139,7 @@ def tree_attention(
     batch, (tokens, heads, key_dim) = request_ids.shape[0], query.shape
     kv_heads, value_dim = key_cache.shape[1], value_cache.shape[2]
     rows, group = tokens // batch, heads // kv_heads
-    _check(query, key_cache, value_cache, slot_table, tree_mask, batch, rows)
+    check_inputs(query, key_cache, value_cache, slot_table, tree_mask, batch, rows)
 
     key_main, key_rest = _two_parts(key_dim)
     value_is_key = _is_front_of(value_cache, key_cache) and value_dim == key_main
@@ -150,7 +150,7 @@ def tree_attention(
     config = plan.config
     if out is None:
         out = query.new_empty(tokens, heads, value_dim)
-    partial, partial_lse = _partials(workspace, plan, query.device, rows, heads, value_dim)
+    partial, partial_lse = cut_workspace(workspace, plan.splits, query.device, rows, heads, value_dim)
 
     scale = softmax_scale * k_scale
     capped = logit_cap > 0
@@ -204,16 +204,17 @@ def _is_front_of(value_cache: torch.Tensor, key_cache: torch.Tensor) -> bool:
     )
 
 
-def _partials(
+def cut_workspace(
     workspace: torch.Tensor | None,
-    plan: TreeAttentionPlan,
+    splits: int,
     device: torch.device,
     rows: int,
     heads: int,
     value_dim: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut the workspace into partial outputs and their log-sum-exps."""
-    needed = plan.workspace_elements(rows, heads, value_dim)
+    """Cut the workspace into partial outputs and their log-sum-exps; allocated here when not given."""
+    outputs = splits * rows * heads * value_dim
+    needed = outputs + splits * rows * heads
     if workspace is None:
         workspace = torch.empty(needed, dtype=torch.float32, device=device)
     elif workspace.dtype != torch.float32 or workspace.numel() < needed:
@@ -221,11 +222,10 @@ def _partials(
             f"tree attention needs a float32 workspace of {needed} elements and was given "
             f"{workspace.numel()} of {workspace.dtype}; size it with workspace_size()"
         )
-    outputs = plan.splits * rows * heads * value_dim
     return workspace[:outputs], workspace[outputs:needed]
 
 
-def _check(
+def check_inputs(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,

@@ -2,15 +2,19 @@
 
     python -m sglang_ddtree_patch.launch.bench_kernel --json kernel.json
 
-From a checkout that is the same command, in its root. Every measured launch is first compared with the
-float32 reference on the same input; one that is off is not timed. Times are medians over replays of a CUDA
-graph whose calls rotate over copies of the cache. ``--configs sweep`` also tries other tile shapes and
-prints the best.
+From a checkout that is the same command, in its root. Beside our kernels (`ddtree` is what a
+server would run, `ddtree-triton` the best of it without a vendor's kernel) it times what a user would run
+instead, where those packages are installed. Everything that verifies trees is first compared with the
+float32 reference on the same input; what is off is not timed. Times are medians over replays of a CUDA
+graph whose calls rotate over copies of the cache: one layer each, without what a forward prepares once.
+``--configs sweep`` tries other tile shapes of the Triton kernel too and prints the best.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
 import json
 import math
 import shlex
@@ -24,29 +28,47 @@ from datetime import UTC, datetime
 import torch
 import triton
 
+from sglang_ddtree_patch.attention_kernel import VENDORS
 from sglang_ddtree_patch.kernels.tree_attention import tree_attention
 from sglang_ddtree_patch.kernels.tree_attention_configs import TreeAttentionConfig
 from sglang_ddtree_patch.launch.kernel_candidates import candidates
+from sglang_ddtree_patch.launch.kernel_contenders import OURS, Contender, chosen, preparing_calls
 from sglang_ddtree_patch.launch.kernel_timing import graph_microseconds, measure_ceilings
-from sglang_ddtree_patch.launch.kernel_vendors import vendor_calls
-from sglang_ddtree_patch.launch.kernel_workload import PAGE_SIZE, SHAPES, Workload, relative_error
+from sglang_ddtree_patch.launch.kernel_vendors import BASELINES
+from sglang_ddtree_patch.launch.kernel_workload import (
+    PAGE_SIZE,
+    SHAPES,
+    Workload,
+    reference_result,
+    relative_error,
+)
 
 MODULE = "sglang_ddtree_patch.launch.bench_kernel"
 WORST_ERROR = 1e-2
 SWEEP_CONTEXTS = (65536, 16384)
 COMPILE_CONTEXT = 200
-ROWS = (1, 9, 17, 33, 64)
-POINTS = [(1024, 1), (16384, 1), (16384, 8), (65536, 1), (189440, 1)]  # context, batch
+ROWS = (1, 9, 17, 33, 64, 128)
+CONTEXTS = (1024, 16384, 65536, 131072, 189440)
+BATCHES = (1, 8, 32)
+MOST_BYTES = 40 << 30  # of KV; what needs more is left out
+# What a kernel that cannot run a point answers: others go on.
+FAILURES = (RuntimeError, ValueError, TypeError, AssertionError, triton.OutOfResources)
+CONTENDERS = {contender.name: contender for contender in (*OURS, *BASELINES)}
+PACKAGES = ("torch", "triton", "sglang", "sglang-kernel", "flashinfer-python", "eagle-harness")
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ddtree bench kernel", description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="write the results here")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["gqa-32x8x128", "mla-8x576x512"])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--kernels", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="widths of the tree")
-    parser.add_argument("--contexts", nargs="+", type=int, help="only these context lengths")
+    parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--configs", choices=["table", "sweep"], default="table", help="which tile shapes")
-    parser.add_argument("--budget", type=float, default=140, help="seconds after which a sweep stops")
+    parser.add_argument(
+        "--budget", type=float, default=1800, help="seconds after which it ends with what is measured"
+    )
     parser.add_argument("--compilers", type=int, default=12, help="processes that compile beforehand")
     parser.add_argument("--compile-share", nargs=2, type=int, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -58,7 +80,10 @@ Launch = tuple[str, int, int, TreeAttentionConfig | None]  # shape, rows, batch,
 def launches_to_compile(options: argparse.Namespace) -> list[Launch]:
     """Every launch whose kernels differ from the others'."""
     launches = [
-        (shape, rows, batch, None) for shape in options.shapes for rows in options.rows for batch in (1, 8)
+        (shape, rows, batch, None)
+        for shape in options.shapes
+        for rows in options.rows
+        for batch in options.batches
     ]
     if options.configs == "sweep":
         tried = set()
@@ -81,8 +106,12 @@ def compile_share(options: argparse.Namespace) -> None:
             (shape, batch), Workload(SHAPES[shape], COMPILE_CONTEXT, batch, max(options.rows), copies=1)
         )
         try:
-            tree_attention(**workload.arguments(rows), page_size=PAGE_SIZE, config=config)
-        except (triton.OutOfResources, RuntimeError) as error:
+            if config is None:
+                for ours in OURS:
+                    ours.make_calls(workload, rows)[0]()
+            else:
+                tree_attention(**workload.arguments(rows), page_size=PAGE_SIZE, config=config)
+        except FAILURES as error:
             print(f"{shape}, {rows} rows, {config}: {error}", flush=True)
 
 
@@ -95,61 +124,111 @@ def compile_all(options: argparse.Namespace, argv: Sequence[str]) -> None:
         worker.wait()
 
 
-def time_tree(
-    workload: Workload, rows: int, config: TreeAttentionConfig | None = None
+def time_config(
+    workload: Workload, rows: int, config: TreeAttentionConfig, expected: torch.Tensor
 ) -> tuple[float, float]:
-    """Microseconds and relative error of tree verify at one point."""
+    """Microseconds and relative error of the Triton kernel with one tile shape."""
     arguments = workload.arguments(rows)
-
-    def call(ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return tree_attention(
-            **arguments | {"request_ids": ids},
-            page_size=PAGE_SIZE,
-            out=out,
-            workspace=workspace,
-            config=config,
-        )
-
-    shape = workload.shape
-    query = arguments["query"]
     # Poisoned: whatever the kernels read of it they must have written.
     workspace = torch.full((64 << 20,), torch.nan, device="cuda")
-    poisoned = torch.full((query.shape[0], shape.heads, shape.value_dim), torch.nan, device="cuda").bfloat16()
-    error = relative_error(call(workload.request_ids[0], poisoned), arguments)
+
+    def call(ids: torch.Tensor) -> torch.Tensor:
+        return tree_attention(
+            **arguments | {"request_ids": ids}, page_size=PAGE_SIZE, workspace=workspace, config=config
+        )
+
+    error = relative_error(call(workload.request_ids[0]), expected)
     if not error <= WORST_ERROR:
         return math.nan, error
-    return graph_microseconds([lambda ids=ids: call(ids, poisoned) for ids in workload.request_ids]), error
+    return graph_microseconds([lambda ids=ids: call(ids) for ids in workload.request_ids]), error
 
 
-def measure(options: argparse.Namespace, ceilings: dict[str, float]) -> list[dict]:
-    """The table: every shape, point and width with the table's configurations, vendor kernels beside them."""
-    results = []
-    for name in options.shapes:
-        for context, batch in POINTS:
-            if options.contexts and context not in options.contexts:
+def time_contender(
+    contender: Contender, workload: Workload, rows: int, expected: torch.Tensor
+) -> tuple[float, float]:
+    """Microseconds and relative error, NaN where it is wrong; no error where there is no tree."""
+    calls = contender.make_calls(workload, rows)
+    error = math.nan
+    if contender.is_tree:
+        error = relative_error(calls[0](), expected)
+        if not error <= WORST_ERROR:
+            return math.nan, error
+    return graph_microseconds(calls), error
+
+
+def measure_point(
+    workload: Workload, options: argparse.Namespace, ceilings: dict[str, float], missing: set[str]
+) -> list[dict]:
+    """Every kernel and width on one shape, context and batch."""
+    results, name = [], workload.shape.name
+    by_page_size = {PAGE_SIZE: workload}
+    for rows in options.rows:
+        limit, expected = workload.limit_microseconds(rows, ceilings), {}
+        for contender in (CONTENDERS[kernel] for kernel in options.kernels):
+            if contender.name in missing or not contender.serves(workload, rows):
                 continue
-            workload = Workload(SHAPES[name], context, batch, max(options.rows))
-            for rows in options.rows:
-                microseconds, error = time_tree(workload, rows)
-                timed = [("ddtree-triton", microseconds)]
-                if vendor := vendor_calls(workload, rows):
-                    timed.append((vendor[0], graph_microseconds(vendor[1])))
-                limit = workload.limit_microseconds(rows, ceilings)
-                for kernel, spent in timed:
-                    results.append(
-                        {
-                            "kernel": kernel, "shape": name, "context": context, "rows": rows, "batch": batch,
-                            "page_size": PAGE_SIZE, "microseconds": None if math.isnan(spent) else spent,
-                            "limit_microseconds": limit,
-                        }
-                    )  # fmt: skip
-                    print(
-                        f"{kernel:16} {name:15} {context:7} x {batch} {rows:3} rows {spent:9.1f} us "
-                        f"{limit:8.1f} at best ({limit / spent:4.0%})  error {error:.1e}",
-                        flush=True,
-                    )
-            del workload
+            page_size = contender.page_size
+            if page_size not in by_page_size:
+                by_page_size[page_size] = workload.repaged(page_size)
+            paged = by_page_size[page_size]
+            if page_size not in expected:
+                expected[page_size] = reference_result(paged.arguments(rows))
+            try:
+                spent, error = time_contender(contender, paged, rows, expected[page_size])
+            except ImportError as failure:
+                missing.add(contender.name)
+                print(
+                    f"{contender.name}: skipped, its package cannot be imported ({first_line(failure)})",
+                    flush=True,
+                )
+                continue
+            except FAILURES as failure:
+                print(
+                    f"{contender.name} {name} {workload.context} {rows} rows FAILED: {first_line(failure)}",
+                    flush=True,
+                )
+                continue
+            results.append(
+                {
+                    "kernel": contender.name, "shape": name, "context": workload.context, "rows": rows,
+                    "batch": workload.batch, "page_size": page_size,
+                    "microseconds": None if math.isnan(spent) else spent, "limit_microseconds": limit,
+                }
+            )  # fmt: skip
+            detail = f"error {error:.1e}" if contender.is_tree else "no tree"
+            if contender in OURS:
+                detail += f"  {chosen(workload, rows, vendors=contender is OURS[0])}"
+            print(
+                f"{contender.name:18} {name:15} {workload.context:7} x {workload.batch:<2} {rows:3} rows "
+                f"{spent:9.1f} us {limit:8.1f} at best ({limit / spent:4.0%})  {detail}",
+                flush=True,
+            )
+        if chosen(workload, rows, vendors=True) in VENDORS:
+            prepare = graph_microseconds(preparing_calls(workload, rows))
+            print(f"{'':18} prepared once a forward: {prepare:.1f} us", flush=True)
     return results
+
+
+def measure(options: argparse.Namespace, ceilings: dict[str, float], deadline: float, report: dict) -> None:
+    """The table, one request first. The file is written after every point: an end by force loses one."""
+    missing: set[str] = set()
+    for batch in options.batches:
+        for context in options.contexts:
+            for name in options.shapes:
+                point = f"{name} {context} x {batch}"
+                if SHAPES[name].kv_bytes * context * batch > MOST_BYTES:
+                    print(f"{point}: skipped, more KV than {MOST_BYTES >> 30} GiB", flush=True)
+                    continue
+                if time.monotonic() > deadline:
+                    print(f"{point}: not measured, out of time", flush=True)
+                    continue
+                workload = Workload(SHAPES[name], context, batch, max(options.rows))
+                report["rows"] += measure_point(workload, options, ceilings, missing)
+                del workload
+                torch.cuda.empty_cache()
+                if options.json:
+                    with open(options.json, "w") as file:
+                        json.dump(report, file, indent=1)
 
 
 def sweep(options: argparse.Namespace, deadline: float) -> None:
@@ -159,12 +238,13 @@ def sweep(options: argparse.Namespace, deadline: float) -> None:
         for name in options.shapes:
             workload = Workload(SHAPES[name], context, 1, max(options.rows))
             for rows in options.rows:
+                expected = reference_result(workload.arguments(rows))
                 for config in candidates(SHAPES[name], rows):
                     if time.monotonic() > deadline:
                         print("sweep: out of time", context, name, rows, flush=True)
                         break
                     try:
-                        spent, error = time_tree(workload, rows, config)
+                        spent, error = time_config(workload, rows, config, expected)
                     except (triton.OutOfResources, RuntimeError) as error:
                         print(f"FAILED {name} {rows} rows {config}: {error}", flush=True)
                         continue
@@ -184,6 +264,18 @@ def sweep(options: argparse.Namespace, deadline: float) -> None:
             )
 
 
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def installed_versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     options = parse_arguments(argv)
@@ -196,18 +288,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)
     ceilings = measure_ceilings()
     print(f"copy {ceilings['copy_gb_s']:.0f} GB/s, bf16 {ceilings['bf16_tflop_s']:.0f} TFLOP/s", flush=True)
-    results = measure(options, ceilings)
-    if options.json:
-        report = {
-            "device": torch.cuda.get_device_name(),
-            "versions": {"torch": torch.__version__, "triton": triton.__version__},
-            "command": shlex.join(["python", "-m", MODULE, *argv]),
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "ceilings": ceilings,
-            "rows": results,
-        }
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=1)
+    report = {
+        "device": torch.cuda.get_device_name(),
+        "versions": installed_versions(),
+        "command": shlex.join(["python", "-m", MODULE, *argv]),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "ceilings": ceilings,
+        "rows": [],
+    }
+    measure(options, ceilings, deadline, report)
     if options.configs == "sweep":
         sweep(options, deadline)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,8 @@ PAGE_SIZE = 64
 # KV that one CUDA graph reads before it comes back to a buffer: four times an H200's L2.
 COLD_BYTES = 256 << 20
 MOST_COPIES = 48
+# A cache this large is cold after one pass: one copy will do.
+LARGE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,11 @@ class Workload:
     ):
         self.shape, self.context, self.batch = shape, context, batch
         bytes_each = shape.kv_bytes * context * batch
-        self.copies = copies or max(2, min(MOST_COPIES, -(-COLD_BYTES // bytes_each)))
+        least = 2 if bytes_each < LARGE_BYTES else 1
+        self.copies = copies or max(least, min(MOST_COPIES, -(-COLD_BYTES // bytes_each)))
         requests = self.copies * batch
-        pages = -(-(context + most_rows) // PAGE_SIZE)
-        order = torch.randperm(requests * pages, device="cuda").view(requests, pages)
-        within = torch.arange(PAGE_SIZE, device="cuda")
-        self.page_table = order.int()
-        self.slot_table = (order[:, :, None] * PAGE_SIZE + within).view(requests, -1).int()
-        slots = requests * pages * PAGE_SIZE
+        slots = requests * -(-(context + most_rows) // PAGE_SIZE) * PAGE_SIZE
+        self._deal_pages(requests, slots, PAGE_SIZE)
         bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
         self.keys = torch.empty(slots, shape.kv_heads, shape.key_dim, **bf16).normal_()
         if shape.mla:
@@ -67,6 +67,22 @@ class Workload:
             self.values = torch.empty(slots, shape.kv_heads, shape.value_dim, **bf16).normal_()
         self.request_ids = torch.arange(requests, device="cuda").view(self.copies, batch)
         self.prefix_lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+
+    def _deal_pages(self, requests: int, slots: int, page_size: int) -> None:
+        """Give every request its pages, in random order."""
+        self.page_size = page_size
+        order = torch.randperm(slots // page_size, device="cuda").view(requests, -1)
+        within = torch.arange(page_size, device="cuda")
+        self.page_table = order.int()
+        self.slot_table = (order[:, :, None] * page_size + within).view(requests, -1).int()
+
+    def repaged(self, page_size: int) -> Workload:
+        """The same cache, dealt out in pages of another size."""
+        if page_size == self.page_size:
+            return self
+        other = copy.copy(self)
+        other._deal_pages(len(self.slot_table), len(self.keys), page_size)
+        return other
 
     def arguments(self, rows: int, copy: int = 0) -> dict:
         """Arguments of `tree_attention` but for the page size: a random tree of ``rows`` rows."""
@@ -95,7 +111,11 @@ class Workload:
         return max(reading, arithmetic)
 
 
-def relative_error(result: torch.Tensor, arguments: dict) -> float:
-    """Against the float32 reference; NaN where the result has one."""
-    expected = tree_attention_reference(**arguments | {"query": arguments["query"].float()})
+def reference_result(arguments: dict) -> torch.Tensor:
+    """Tree attention in float32."""
+    return tree_attention_reference(**arguments | {"query": arguments["query"].float()})
+
+
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """NaN where the result has one."""
     return ((result - expected).norm() / expected.norm()).item()

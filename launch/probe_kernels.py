@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_ddtree_patch.attention_kernel import REFERENCE, TRITON, choose_kernel
+from sglang_ddtree_patch.attention_kernel import REFERENCE, TRITON, own_kernel
 from sglang_ddtree_patch.kernels.reference import tree_attention_reference
 from sglang_ddtree_patch.kernels.tree import ancestor_masks
 from sglang_ddtree_patch.launch.doctor_probe import report
@@ -40,7 +40,7 @@ HEAD_KINDS = {"GQA": Heads(4, 2, 128, 128), "MLA": Heads(4, 1, 576, 512, value_i
 def main() -> None:
     device = _device()
     report("device", _describe(device))
-    report("chosen", choose_kernel(device))
+    report("chosen", own_kernel(device))
     if device == "cpu":
         # In time: torch does not import Triton, and nothing above does.
         os.environ["TRITON_INTERPRET"] = "1"

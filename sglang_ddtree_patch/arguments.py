@@ -27,7 +27,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_pha
 from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.utils.hf_transformers.config import get_config
 
-from sglang_ddtree_patch.attention_kernel import REFERENCE, choose_kernel
+from sglang_ddtree_patch.attention_kernel import REFERENCE, own_kernel
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.settings import (
     ALGORITHM,
@@ -98,8 +98,7 @@ def put_backend_in_front(server_args: Any, previous: Step) -> None:
             cfg.speculative_draft_attention_backend, prefill
         ),
     }
-    kernel = choose_kernel(cfg.device)
-    if kernel == REFERENCE:
+    if own_kernel(cfg.device) == REFERENCE:
         fields["cuda_graph_config"] = with_phase(
             cfg.cuda_graph_config, Phase.DECODE, backend=Backend.DISABLED
         )
@@ -107,10 +106,10 @@ def put_backend_in_front(server_args: Any, previous: Step) -> None:
         fields["max_running_requests"] = DEFAULT_MAX_RUNNING_REQUESTS
     declare_resolution(server_args, SOURCE, **fields)
     logger.info(
-        "DDTREE: width=%d draft_block=%d candidates=%d page_size=%s; %s verifies trees with the %s kernel in "
-        "front of %s; draft attention %s; CUDA graphs for draft and verify: %s.",
+        "DDTREE: width=%d draft_block=%d candidates=%d page_size=%s; %s verifies trees in front of %s; "
+        "draft attention %s; CUDA graphs for draft and verify: %s.",
         cfg.speculative_num_draft_tokens, cfg.speculative_dflash_block_size, candidates_per_position(),
-        cfg.page_size, BACKEND, kernel, prefill, fields["speculative_draft_attention_backend"],
+        cfg.page_size, BACKEND, prefill, fields["speculative_draft_attention_backend"],
         cfg.cuda_graph_config.decode.backend,
     )
 

@@ -10,8 +10,6 @@ by a copy of the live tree's masks into it.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,11 +17,11 @@ from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from sglang.srt.runtime_context import attention_backends, get_schedule
+from sglang.srt.runtime_context import attention_backends, get_schedule, get_spec
 
-from sglang_ddtree_patch.attention_kernel import TRITON, choose_kernel
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.tree import chain_masks
+from sglang_ddtree_patch.layer_attention import LayerAttention
 from sglang_ddtree_patch.verify_input import TreeVerifyInput
 
 NO_GLUE = "ddtree-verify copies each tree's masks in before the graph is replayed"
@@ -33,17 +31,6 @@ def create_backend(runner: Any) -> DDTreeVerifyBackend:
     """Build the backend for a model runner, around the stock backend that serves its prefill."""
     stock, _ = attention_backends()
     return DDTreeVerifyBackend(runner, ATTENTION_BACKENDS[stock](runner))
-
-
-def load_kernel(device: str) -> Callable[..., torch.Tensor]:
-    """The tree attention function for a device; see kernels/reference.py for its arguments."""
-    if choose_kernel(device) == TRITON:
-        from sglang_ddtree_patch.kernels.tree_attention import tree_attention
-
-        return functools.partial(tree_attention, page_size=get_schedule().page_size)
-    from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-
-    return tree_attention_reference
 
 
 def check_layers(model: torch.nn.Module) -> None:
@@ -101,7 +88,14 @@ class DDTreeVerifyBackend:
         self.wrapped = wrapped
         self.kv_pool = runner.token_to_kv_pool
         self.slot_table = runner.req_to_token_pool.req_to_token
-        self._attend = load_kernel(runner.device)
+        self._attention = LayerAttention(
+            runner.model,
+            self.kv_pool,
+            self.slot_table,
+            device=runner.device,
+            page_size=get_schedule().page_size,
+            rows=get_spec().speculative_num_draft_tokens,
+        )
         self._is_target = not runner.is_draft_worker
         self._tree_masks: torch.Tensor | None = None  # of the forward being run
         self._mask_buffer: torch.Tensor | None = None  # [max batch, width, words], for graphs
@@ -133,6 +127,7 @@ class DDTreeVerifyBackend:
         """Allocate what captured graphs of target verify read by address."""
         width = max_num_tokens // max_bs
         self._mask_buffer = chain_masks(max_bs, width, self.slot_table.device)
+        self._attention.reserve(max_bs, width)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
@@ -144,6 +139,7 @@ class DDTreeVerifyBackend:
             return
         spec_info = forward_batch.spec_info
         self._tree_masks = spec_info.tree_masks if isinstance(spec_info, TreeVerifyInput) else None
+        self._attention.prepare(forward_batch)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Prepare a captured or replayed forward: the live masks go to the captured buffer.
@@ -159,8 +155,10 @@ class DDTreeVerifyBackend:
             self._mask_buffer[: spec_info.tree_masks.shape[0]].copy_(spec_info.tree_masks)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
-        """Nothing of target verify's preparation is recorded into the graph."""
-        if not forward_batch.forward_mode.is_target_verify():
+        """Record what a verify does once before its layers: each replay does it from the live lengths."""
+        if forward_batch.forward_mode.is_target_verify():
+            self._attention.prepare(forward_batch)
+        else:
             self.wrapped.init_forward_metadata_in_graph(forward_batch)
 
     def forward(
@@ -213,13 +211,10 @@ class DDTreeVerifyBackend:
             q = torch.cat([latent, q_rope.view(latent.shape[0], heads, -1)], dim=-1)
         query = q.view(-1, heads, key_dim)
         batch = forward_batch.batch_size
-        attended = self._attend(
+        attended = self._attention[layer.layer_id].attend(
             query,
             self.kv_pool.get_key_buffer(layer.layer_id),
             self.kv_pool.get_value_buffer(layer.layer_id),
-            self.slot_table,
-            forward_batch.req_pool_indices,
-            forward_batch.seq_lens,
             self._masks_for(layer, batch, rows=query.shape[0] // batch),
             softmax_scale=layer.scaling,
             logit_cap=layer.logit_cap,

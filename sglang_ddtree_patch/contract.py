@@ -386,6 +386,7 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "layers.radix_attention", "RadixAttention.logit_cap"),
     _a(Use.READ, "layers.radix_attention", "RadixAttention.attn_type"),
     _a(Use.READ, "layers.radix_attention", "RadixAttention.tp_q_head_num"),
+    _a(Use.READ, "layers.radix_attention", "RadixAttention.tp_k_head_num"),
     _a(Use.READ, "layers.radix_attention", "RadixAttention.qk_head_dim"),
     _a(Use.READ, "layers.radix_attention", "RadixAttention.v_head_dim"),
     # The CPU platform.

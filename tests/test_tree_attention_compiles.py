@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent / "compile_tree_attention.py"
+HERE = Path(__file__).parent
+HOPPER_SHARED = 232_448  # bytes of shared memory a program may have
+HOPPER_MULTIPROCESSOR = 233_472  # bytes of a multiprocessor, of which each program takes 1 KiB more
 
 
-def compiled(*arguments: str) -> list[dict]:
-    """The script's reports, from a Python in which Triton compiles instead of interpreting."""
+def compiled(script: str, *arguments: str) -> list[dict]:
+    """A script's reports, from a Python in which Triton compiles instead of interpreting."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
+        [sys.executable, str(HERE / script), *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -26,7 +28,19 @@ def compiled(*arguments: str) -> list[dict]:
 
 @pytest.mark.parametrize("arguments", [("--tight",), pytest.param((), marks=pytest.mark.gpu, id="all")])
 def test_configurations_fit_the_shared_memory_of_their_gpus(arguments):
-    reports = compiled(*arguments)
+    reports = compiled("compile_tree_attention.py", *arguments)
     assert len(reports) >= 6
     for report in reports:
         assert report["shared"] <= report["allowed"], report
+
+
+def test_hopper_kernels_fit_and_are_not_serialized():
+    """A warning of the assembler is how it says that wgmma runs one at a time."""
+    reports = compiled("compile_tree_attention_hopper.py")
+    assert len(reports) == 6
+    for report in reports:
+        assert report["programs"] * (report["shared"] + 1024) <= HOPPER_MULTIPROCESSOR, report
+        assert report["shared"] <= HOPPER_SHARED, report
+        assert report["warnings"] == [], report
+        # Three consumers have 160 registers a thread, and spill outside their loop.
+        assert report["spilled"] <= 512, report

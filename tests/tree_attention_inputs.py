@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sglang_ddtree_patch.kernels.tree import ancestor_masks
+from sglang_ddtree_patch.kernels.tree import ancestor_masks, unpack_masks
 
 
 @dataclass(frozen=True)
@@ -87,3 +87,37 @@ def make_inputs(case: Case, device: str, dtype: torch.dtype) -> dict:
         "softmax_scale": case.key_dim**-0.5,
         "logit_cap": case.logit_cap,
     }
+
+
+def exact(inputs: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tree attention, and the prefix part of it, in float64.
+
+    Returns the whole and the prefix's output, [batch * rows, heads, value_dim], and the natural
+    log-sum-exp of the prefix, [batch, heads, rows]. An empty prefix gives NaN, as a kernel may.
+    """
+    query, table = inputs["query"].double(), inputs["slot_table"]
+    batch, (_, kv_heads, value_dim) = inputs["request_ids"].shape[0], inputs["value_cache"].shape
+    rows, heads = query.shape[0] // batch, query.shape[1]
+    whole = query.new_full((batch * rows, heads, value_dim), torch.nan)
+    prefix_out, prefix_lse = whole.clone(), query.new_full((batch, heads, rows), torch.nan)
+    visible = None if inputs["tree_mask"] is None else unpack_masks(inputs["tree_mask"])
+    requests, lengths = inputs["request_ids"].tolist(), inputs["prefix_lens"].tolist()
+    for index, (request, prefix) in enumerate(zip(requests, lengths, strict=True)):
+        slots = table[request, : prefix + rows].long()
+        keys, values = inputs["key_cache"][slots].double(), inputs["value_cache"][slots].double()
+        block = slice(index * rows, (index + 1) * rows)
+        grouped = query[block].view(rows, kv_heads, heads // kv_heads, -1)
+        logits = torch.einsum("rkgd,mkd->kgrm", grouped, keys) * inputs["softmax_scale"]
+        if inputs["logit_cap"] > 0:
+            logits = inputs["logit_cap"] * torch.tanh(logits / inputs["logit_cap"])
+
+        def average(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            return torch.einsum("kgrm,mkd->rkgd", logits.softmax(-1), values).reshape(rows, heads, -1)
+
+        if prefix:
+            prefix_lse[index] = logits[..., :prefix].logsumexp(-1).reshape(heads, rows)
+            prefix_out[block] = average(logits[..., :prefix], values[:prefix])
+        if visible is not None:
+            logits[..., prefix:].masked_fill_(~visible[index], -torch.inf)
+        whole[block] = average(logits, values)
+    return whole, prefix_out, prefix_lse
