@@ -28,10 +28,10 @@ from sglang_ddtree_patch.launch.server_process import ServerProcess
 pytestmark = pytest.mark.gpu
 
 PAGE_SIZE, WIDTH = 64, 17
-# Two servers share the GPU.
+# Several servers share the GPU, and each counts what the others use.
 COMMON = [
     "--dtype", "bfloat16", "--page-size", str(PAGE_SIZE), "--max-running-requests", "16",
-    "--mem-fraction-static", "0.5", "--max-total-tokens", "65536",
+    "--mem-fraction-static", "0.75", "--max-total-tokens", "65536",
 ]  # fmt: skip
 
 
