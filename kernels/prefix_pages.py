@@ -35,6 +35,10 @@ class PrefixPages:
             )
         )
 
+    def holds(self, batch: int, rows: int) -> bool:
+        """Whether a batch of so many requests and rows fits."""
+        return batch <= self.block_slots.shape[0] and rows == self.block_slots.shape[1]
+
     def first(self, batch: int) -> PrefixPages:
         """The same memory, for a smaller batch."""
         return PrefixPages(self.page_table[:batch], self.lengths[:batch], self.block_slots[:batch])

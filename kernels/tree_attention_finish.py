@@ -211,7 +211,7 @@ def finish_attention(
 
     prefix_m = tl.where(has_prefix, lse * 1.4426950408889634, NOTHING_SEEN)
     top = tl.maximum(m, prefix_m)
-    prefix_weight = tl.where(has_prefix, tl.exp2(prefix_m - top), 0.0)
+    prefix_weight = tl.exp2(prefix_m - top)  # of zeros, where there is no prefix
     tree_weight = tl.exp2(m - top)
     total = tl.maximum(prefix_weight + tree_weight * l, 1e-30)
     merged = prefix_weight[:, None] * prefix.to(tl.float32) + (tree_weight * v_scale)[:, None] * acc

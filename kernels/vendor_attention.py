@@ -57,12 +57,18 @@ class PrefixThenTree(VerifyAttention):
         self._pages: PrefixPages | None = None  # of the forward being run
 
     def reserve(self, max_batch: int, rows: int) -> None:
-        self._reserved = PrefixPages.allocate(self.slot_table, self.page_size, max_batch, rows)
+        # Graphs that were captured over it may stay: memory that is large enough is kept.
+        if not self._is_reserved(max_batch, rows):
+            self._reserved = PrefixPages.allocate(self.slot_table, self.page_size, max_batch, rows)
+
+    def _is_reserved(self, batch: int, rows: int) -> bool:
+        reserved = self._reserved
+        return reserved is not None and reserved.holds(batch, rows)
 
     def prepare(self, request_ids: torch.Tensor, prefix_lens: torch.Tensor, rows: int) -> None:
-        batch, reserved = request_ids.shape[0], self._reserved
-        if reserved is not None and batch <= len(reserved.lengths) and rows == reserved.block_slots.shape[1]:
-            self._pages = reserved.first(batch)
+        batch = request_ids.shape[0]
+        if self._is_reserved(batch, rows):
+            self._pages = self._reserved.first(batch)
         else:
             self._pages = PrefixPages.allocate(self.slot_table, self.page_size, batch, rows)
         fill_prefix_pages(self._pages, self.slot_table, request_ids, prefix_lens, self.page_size)

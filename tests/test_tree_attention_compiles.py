@@ -44,3 +44,12 @@ def test_hopper_kernels_fit_and_are_not_serialized():
         assert report["warnings"] == [], report
         # Three consumers have 160 registers a thread, and spill outside their loop.
         assert report["spilled"] <= 512, report
+
+
+@pytest.mark.parametrize("arguments", [("--tight",), pytest.param((), marks=pytest.mark.gpu, id="all")])
+def test_finishing_tiles_leave_room_for_a_second_program(arguments):
+    """They are bound by latency: two to a multiprocessor hide some of it."""
+    reports = compiled("compile_finish.py", *arguments)
+    assert len(reports) >= 3
+    for report in reports:
+        assert report["shared"] <= report["allowed"] // 2, report

@@ -86,6 +86,9 @@ def test_graphs_keep_their_memory_whatever_else_is_prepared():
     inputs = make_inputs(case, "cpu", torch.float32)
     attention = PlainPrefix(inputs["slot_table"], shape_of(case, torch.float32), case.page_size)
     attention.reserve(2, case.rows)
+    reserved = attention._reserved
+    attention.reserve(1, case.rows)
+    assert attention._reserved is reserved
     two = {name: inputs[name][:2] for name in ("request_ids", "prefix_lens", "tree_mask")}
     two |= {"query": inputs["query"][: 2 * case.rows]}
     prepare(attention, inputs | two)
