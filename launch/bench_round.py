@@ -22,6 +22,7 @@ import torch
 import triton
 
 from sglang_ddtree_patch.kernels.accept import accept_greedy, accept_greedy_torch
+from sglang_ddtree_patch.kernels.candidates import top_log_probs, top_log_probs_torch
 from sglang_ddtree_patch.kernels.commit import RowBuffers, commit_rows
 from sglang_ddtree_patch.kernels.tree import build_token_tree, build_token_tree_torch
 from sglang_ddtree_patch.launch.kernel_timing import REPLAYS, graph_microseconds
@@ -44,9 +45,9 @@ class Round:
     def __init__(self, batch: int, width: int):
         self.batch, self.width, self.path = batch, width, min(width, BLOCK)
         depths = BLOCK - 1
-        draft_logits = 3 * torch.randn(batch, depths, 1000, device="cuda")
-        top = draft_logits.log_softmax(-1).topk(CANDIDATES)
-        self.log_probs, self.candidates = top.values, top.indices
+        self.draft_logits = 3 * torch.randn(batch * depths, VOCABULARY, device="cuda").bfloat16()
+        top = top_log_probs_torch(self.draft_logits, CANDIDATES)
+        self.candidates, self.log_probs = (one.view(batch, depths, CANDIDATES) for one in top)
         self.roots = torch.randint(0, VOCABULARY, (batch,), device="cuda")
         self.lens = torch.randint(1000, 4000, (batch,), device="cuda")
         self.tree = build_token_tree_torch(*self.tree_inputs)
@@ -82,6 +83,7 @@ class Round:
         if importlib.util.find_spec("sglang"):
             parts |= self._sglang_parts()
         return parts | {
+            "drafter's candidates": lambda: top_log_probs(self.draft_logits, CANDIDATES),
             "tree": lambda: build_token_tree(*self.tree_inputs),
             "masks": lambda: self.mask_buffer.copy_(self.tree.masks),
             "target's argmax": lambda: self.logits.argmax(-1),
@@ -92,13 +94,11 @@ class Round:
 
     def _sglang_parts(self) -> dict[str, Callable[[], object]]:
         from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_uniform_func
-        from sglang.kernels.ops.speculative.lilicorr import lilicorr_topk_lse
 
         block = max(self.width, BLOCK)
         table = torch.randint(0, 1 << 20, (self.batch, 4096 + block), dtype=torch.int32, device="cuda")
         requests = torch.arange(self.batch, device="cuda")
         block_ids = torch.zeros((self.batch, BLOCK), dtype=torch.int64, device="cuda")
-        draft_logits = torch.randn(self.batch * (BLOCK - 1), VOCABULARY, device="cuda").bfloat16()
 
         def slots() -> None:
             positions = torch.empty((self.batch, block), dtype=torch.int64, device="cuda")
@@ -108,18 +108,17 @@ class Round:
             )  # fmt: skip
             positions[:, :BLOCK].contiguous()
 
-        def candidates() -> None:
-            logits, _, partition = lilicorr_topk_lse(draft_logits, CANDIDATES)
-            logits - partition[:, None]
-
-        return {"slots": slots, "drafter's candidates": candidates}
+        return {"slots": slots}
 
     def check(self) -> None:
-        """Compare tree, accept and commit with plain PyTorch.
+        """Compare candidates, tree, accept and commit with plain PyTorch.
 
         Raises:
             AssertionError: one differs.
         """
+        tokens, log_probs = top_log_probs(self.draft_logits, CANDIDATES)
+        torch.testing.assert_close(tokens, self.candidates.flatten(0, 1), rtol=0, atol=0)
+        torch.testing.assert_close(log_probs, self.log_probs.flatten(0, 1), rtol=1e-5, atol=1e-5)
         for ours, reference in (
             (build_token_tree(*self.tree_inputs), self.tree),
             (accept_greedy(*self.walk_inputs), self.accepted),

@@ -241,6 +241,12 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.CALL, "mem_cache.kv_loc_plan", "KVLocPlan.bind", "batch reader cols"),
     _a(Use.CALL, "mem_cache.kv_loc_plan", "KVLocPlan.write_ids", "reader kind cols"),
     _a(Use.CALL, "models.dflash", "candidate_topk", "hidden lm_head k with_partition"),
+    _a(Use.CALL, "runtime_context", "get_parallel", ""),
+    _a(Use.CALL, "speculative.dflash_utils", "is_dense_head_weight", "weight"),
+    _a(Use.CALL, "layers.logits_processor", "should_apply_lm_head_quant_method", "lm_head quant_method"),
+    _a(Use.READ, "layers.vocab_parallel_embedding", "VocabParallelEmbedding.org_vocab_size"),
+    _a(Use.READ, "layers.vocab_parallel_embedding", "VocabParallelEmbedding.quant_method"),
+    _a(Use.READ, "configs.model_config", "ModelConfig.hidden_size"),
     _a(Use.CALL, "lora.layers", "unwrap_lora_layer", "module"),
     _a(Use.CALL, "speculative.spec_utils", "draft_tp_context", "layout"),
     _a(
