@@ -235,8 +235,8 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "managers.schedule_batch", "ScheduleBatch.can_run_decode_cuda_graph"),
     _a(Use.READ, "mem_cache.memory_pool", "ReqToTokenPool.req_to_token"),
     _a(
-        Use.CALL, "mem_cache.kv_index_translator", "KVIndexTranslator.plan_uniform_extend",
-        "req_pool_indices seq_lens seq_lens_cpu width positions_out anchor_src anchor_out",
+        Use.CALL, "mem_cache.kv_index_translator", "KVIndexTranslator.plan",
+        "req_pool_indices seq_lens seq_lens_cpu write_virtual read_extent write_slots translated_writes",
     ),
     _a(Use.CALL, "mem_cache.kv_loc_plan", "KVLocPlan.bind", "batch reader cols"),
     _a(Use.CALL, "mem_cache.kv_loc_plan", "KVLocPlan.write_ids", "reader kind cols"),

@@ -189,8 +189,7 @@ class DDTreeWorker(DFlashWorkerV2):
 
     @functools.cached_property
     def _plan_slots(self) -> SlotPlanner:
-        translator = self.target_worker.model_runner.kv_index_translator
-        return SlotPlanner(translator, self.sizes, self.mask_token_id)
+        return SlotPlanner(self.target_worker.model_runner, self.sizes, self.mask_token_id)
 
     def _verify(self, batch: Any, tree: TokenTree, plan: Any) -> GenerationBatchResult:
         """One target forward over all rows of all trees; row i writes slot i, rotated by its depth."""

@@ -15,7 +15,7 @@ import torch
 import triton
 from compile_tree_attention import CompileOnly, DriverOf
 
-from sglang_ddtree_patch.kernels import accept_kernel, candidates_kernel, commit, tree_kernel
+from sglang_ddtree_patch.kernels import accept_kernel, candidates_kernel, commit, slots_kernel, tree_kernel
 
 CAPABILITIES = [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]
 # Width, block, candidates: one for each power of two of rows, up to the largest of each.
@@ -39,6 +39,7 @@ def widest_load(ptx: str) -> int:
 def compile_kernels(width: int, block: int, candidates: int) -> dict[str, str]:
     """PTX of each kernel; shapes and types are all that reaches the compiler."""
     kernels = {
+        "slots": (slots_kernel, "_next_slots"),
         "scan": (candidates_kernel, "_scan_tiles"),
         "pick": (candidates_kernel, "_pick_best"),
         "tree": (tree_kernel, "_build_tree"),
@@ -55,6 +56,9 @@ def compile_kernels(width: int, block: int, candidates: int) -> dict[str, str]:
     logits = torch.empty(2, VOCABULARY, dtype=torch.bfloat16)
     candidates_kernel.top_log_probs_triton(logits, candidates)
     lens = torch.zeros(1, dtype=torch.int64)
+    slots_kernel.next_slots_triton(
+        torch.zeros(4, 4096, dtype=torch.int32), lens, lens, lens, lens.new_zeros(1, block), max(width, block)
+    )
     shape = (1, block - 1, candidates)
     tree = tree_kernel.build_token_tree_triton(
         lens, torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), width, lens
