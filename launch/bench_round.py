@@ -11,7 +11,6 @@ not ahead of the GPU.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shlex
 import sys
@@ -22,7 +21,9 @@ import torch
 import triton
 
 from sglang_ddtree_patch.kernels.accept import accept_greedy, accept_greedy_torch
+from sglang_ddtree_patch.kernels.candidates import top_log_probs, top_log_probs_torch
 from sglang_ddtree_patch.kernels.commit import RowBuffers, commit_rows
+from sglang_ddtree_patch.kernels.slots import next_slots, next_slots_torch
 from sglang_ddtree_patch.kernels.tree import build_token_tree, build_token_tree_torch
 from sglang_ddtree_patch.launch.kernel_timing import REPLAYS, graph_microseconds
 
@@ -44,9 +45,9 @@ class Round:
     def __init__(self, batch: int, width: int):
         self.batch, self.width, self.path = batch, width, min(width, BLOCK)
         depths = BLOCK - 1
-        draft_logits = 3 * torch.randn(batch, depths, 1000, device="cuda")
-        top = draft_logits.log_softmax(-1).topk(CANDIDATES)
-        self.log_probs, self.candidates = top.values, top.indices
+        self.draft_logits = 3 * torch.randn(batch * depths, VOCABULARY, device="cuda").bfloat16()
+        top = top_log_probs_torch(self.draft_logits, CANDIDATES)
+        self.candidates, self.log_probs = (one.view(batch, depths, CANDIDATES) for one in top)
         self.roots = torch.randint(0, VOCABULARY, (batch,), device="cuda")
         self.lens = torch.randint(1000, 4000, (batch,), device="cuda")
         self.tree = build_token_tree_torch(*self.tree_inputs)
@@ -55,6 +56,10 @@ class Round:
 
         block = max(width, BLOCK)
         self.slots = torch.randperm(batch * block, device="cuda").view(batch, block)
+        table = torch.randint(0, 1 << 20, (batch, 4096 + block), dtype=torch.int32, device="cuda")
+        block_ids = torch.zeros((batch, BLOCK), dtype=torch.int64, device="cuda")
+        requests = torch.randperm(batch, device="cuda")
+        self.slot_inputs = (table, requests, self.lens, self.roots, block_ids, block)
         shape = (batch * block, KV_HEADS, HEAD_DIM)
         self.layers = [torch.randn(shape, device="cuda").bfloat16() for _ in range(2 * LAYERS)]
         self.buffers = RowBuffers.of(self.layers)
@@ -77,11 +82,10 @@ class Round:
         return torch.where(torch.rand(guesses.shape, device="cuda") < AGREEMENT, children, guesses)
 
     def parts(self) -> dict[str, Callable[[], object]]:
-        """Every part in the order of the round; those of SGLang's own only where SGLang is installed."""
-        parts: dict[str, Callable[[], object]] = {}
-        if importlib.util.find_spec("sglang"):
-            parts |= self._sglang_parts()
-        return parts | {
+        """Every part in the order of the round."""
+        return {
+            "slots": lambda: next_slots(*self.slot_inputs),
+            "drafter's candidates": lambda: top_log_probs(self.draft_logits, CANDIDATES),
             "tree": lambda: build_token_tree(*self.tree_inputs),
             "masks": lambda: self.mask_buffer.copy_(self.tree.masks),
             "target's argmax": lambda: self.logits.argmax(-1),
@@ -90,36 +94,19 @@ class Round:
             "hidden states": lambda: self.hidden.index_select(0, self.accepted.block_rows.flatten()),
         }
 
-    def _sglang_parts(self) -> dict[str, Callable[[], object]]:
-        from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_uniform_func
-        from sglang.kernels.ops.speculative.lilicorr import lilicorr_topk_lse
-
-        block = max(self.width, BLOCK)
-        table = torch.randint(0, 1 << 20, (self.batch, 4096 + block), dtype=torch.int32, device="cuda")
-        requests = torch.arange(self.batch, device="cuda")
-        block_ids = torch.zeros((self.batch, BLOCK), dtype=torch.int64, device="cuda")
-        draft_logits = torch.randn(self.batch * (BLOCK - 1), VOCABULARY, device="cuda").bfloat16()
-
-        def slots() -> None:
-            positions = torch.empty((self.batch, block), dtype=torch.int64, device="cuda")
-            assign_extend_cache_locs_uniform_func(
-                requests, table, self.lens, self.batch, block, "cuda",
-                positions_out=positions, anchor_src=self.roots, anchor_out=block_ids,
-            )  # fmt: skip
-            positions[:, :BLOCK].contiguous()
-
-        def candidates() -> None:
-            logits, _, partition = lilicorr_topk_lse(draft_logits, CANDIDATES)
-            logits - partition[:, None]
-
-        return {"slots": slots, "drafter's candidates": candidates}
-
     def check(self) -> None:
-        """Compare tree, accept and commit with plain PyTorch.
+        """Compare slots, candidates, tree, accept and commit with plain PyTorch.
 
         Raises:
             AssertionError: one differs.
         """
+        tokens, log_probs = top_log_probs(self.draft_logits, CANDIDATES)
+        torch.testing.assert_close(tokens, self.candidates.flatten(0, 1), rtol=0, atol=0)
+        torch.testing.assert_close(log_probs, self.log_probs.flatten(0, 1), rtol=1e-5, atol=1e-5)
+        for ours, reference in zip(
+            next_slots(*self.slot_inputs), next_slots_torch(*self.slot_inputs), strict=True
+        ):
+            torch.testing.assert_close(ours, reference, rtol=0, atol=0)
         for ours, reference in (
             (build_token_tree(*self.tree_inputs), self.tree),
             (accept_greedy(*self.walk_inputs), self.accepted),
@@ -157,7 +144,7 @@ def measure(batch: int, width: int) -> list[dict]:
     work = Round(batch, width)
     work.check()
     parts = work.parts()
-    budgeted = [parts[name] for name in BUDGETED if name in parts]
+    budgeted = [parts[name] for name in BUDGETED]
     parts["all"] = lambda: [part() for part in budgeted]
     times = {
         name: (graph_microseconds([part] * REPEATS), eager_microseconds(part)) for name, part in parts.items()

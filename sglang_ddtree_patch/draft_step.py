@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -14,10 +15,14 @@ from sglang.srt.model_executor.forward_batch_info import (
     enable_num_token_non_padded,
 )
 from sglang.srt.models.dflash import candidate_topk
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.dflash_utils import is_dense_head_weight
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_ddtree_patch.block import BlockSizes
+from sglang_ddtree_patch.kernels.candidates import top_log_probs
+from sglang_ddtree_patch.kernels.device import has_kernels
 from sglang_ddtree_patch.slots import RoundSlots
 
 
@@ -49,13 +54,39 @@ def draft_candidates(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSiz
     with torch.inference_mode(), draft_tp_context(worker.draft_parallel_layout):
         hidden = worker.draft_model_runner.forward(forward_batch).logits_output.hidden_states
         hidden = hidden.view(len(batch.seq_lens), sizes.draft, -1)[:, 1:]
-        head = unwrap_lora_layer(worker.target_worker.model_runner.model.lm_head)
-        tokens, logits, partition = candidate_topk(
-            hidden.flatten(0, 1), head, sizes.candidates, with_partition=True
-        )
+        tokens, log_probs = head_candidates(hidden.flatten(0, 1), worker.draft_head, sizes.candidates)
     shape = (*hidden.shape[:2], sizes.candidates)
-    log_probs = logits.float() - partition.float()[:, None]
     return Candidates(tokens=tokens.view(shape), log_probs=log_probs.view(shape))
+
+
+def head_candidates(hidden: torch.Tensor, head: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``count`` best tokens after each of ``hidden`` [rows, size], and their log-probs: [rows, count].
+
+    Where one NVIDIA GPU holds the whole head as plain weights, that is a product and two launches; SGLang's
+    own function, of about fifteen small launches, also knows sharded and quantized heads.
+    """
+    if has_kernels(hidden.device) and _is_whole_and_plain(head):
+        weight = head.weight[: head.org_vocab_size]
+        return top_log_probs(hidden.to(weight.dtype) @ weight.T, count)
+    tokens, logits, partition = candidate_topk(hidden, head, count, with_partition=True)
+    return tokens, logits.float() - partition.float()[:, None]
+
+
+def _is_whole_and_plain(head: Any) -> bool:
+    return (
+        get_parallel().tp_size == 1
+        and is_dense_head_weight(head.weight)
+        and not should_apply_lm_head_quant_method(head, head.quant_method)
+    )
+
+
+def rehearse_head(worker: Any, sizes: BlockSizes) -> None:
+    """Run `head_candidates` once, at start, so that no round compiles its kernels."""
+    layout, runner = worker.draft_parallel_layout, worker.draft_model_runner
+    shape = (sizes.draft - 1, runner.model_config.hidden_size)
+    with torch.inference_mode(), draft_tp_context(layout):
+        hidden = torch.zeros(shape, dtype=runner.dtype, device=worker.device)
+        head_candidates(hidden, worker.draft_head, sizes.candidates)
 
 
 def _block_forward_batch(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSizes) -> ForwardBatch:

@@ -1,7 +1,6 @@
 """Slots of a round: KV slots and positions behind each committed length, and the drafter's input there.
 
-Draft, verify and the drafter's KV write the same positions, so they share one plan of SGLang's, which it
-makes in one launch.
+Draft, verify and the drafter's KV write the same positions, so they share one plan of SGLang's.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from sglang_ddtree_patch.block import BlockSizes
+from sglang_ddtree_patch.kernels.slots import next_slots
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,11 @@ class RoundSlots:
 
 
 class SlotPlanner:
-    """Plans rounds; keeps the mask tokens of the drafter's block, which never change."""
+    """Plans the rounds of a target (SGLang's ModelRunner) and keeps the mask tokens of its blocks."""
 
-    def __init__(self, translator: Any, sizes: BlockSizes, mask_token_id: int):
-        self._translator = translator  # SGLang's KVIndexTranslator of the target
+    def __init__(self, target: Any, sizes: BlockSizes, mask_token_id: int):
+        self._translator = target.kv_index_translator
+        self._slot_table = target.req_to_token_pool.req_to_token
         self._sizes = sizes
         self._mask_token_id = mask_token_id
         self._blocks: torch.Tensor | None = None  # [most requests so far, draft]
@@ -48,21 +49,22 @@ class SlotPlanner:
             host_lens: [batch], a bound of the same on the host.
             root_tokens: [batch] int64, the last committed token of each request.
         """
-        sizes, batch = self._sizes, prefix_lens.shape[0]
-        positions = torch.empty((batch, sizes.slots), dtype=torch.int64, device=prefix_lens.device)
-        block_ids = self._block_ids(batch, prefix_lens.device)
-        plan = self._translator.plan_uniform_extend(
+        count = self._sizes.slots
+        block_ids = self._block_ids(prefix_lens.shape[0])
+        slots, positions = next_slots(
+            self._slot_table, request_ids, prefix_lens, root_tokens, block_ids, count
+        )
+        plan = self._translator.plan(
             req_pool_indices=request_ids,
             seq_lens=prefix_lens,
             seq_lens_cpu=host_lens,
-            width=sizes.slots,
-            positions_out=positions,
-            anchor_src=root_tokens,
-            anchor_out=block_ids,
+            write_virtual=slots.flatten(),
+            read_extent=count,
         )
-        return RoundSlots(plan, positions[:, : sizes.draft].contiguous(), block_ids)
+        return RoundSlots(plan, positions, block_ids)
 
-    def _block_ids(self, batch: int, device: torch.device) -> torch.Tensor:
+    def _block_ids(self, batch: int) -> torch.Tensor:
         if self._blocks is None or self._blocks.shape[0] < batch:
-            self._blocks = torch.full((batch, self._sizes.draft), self._mask_token_id, device=device)
+            shape = (batch, self._sizes.draft)
+            self._blocks = torch.full(shape, self._mask_token_id, device=self._slot_table.device)
         return self._blocks[:batch]

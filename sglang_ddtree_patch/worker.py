@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.runtime_context import get_spec
@@ -27,7 +28,7 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.commit import TargetKVCommit, path_hidden_states
-from sglang_ddtree_patch.draft_step import draft_candidates, verify_host_bound
+from sglang_ddtree_patch.draft_step import draft_candidates, rehearse_head, verify_host_bound
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
@@ -73,6 +74,11 @@ class DDTreeWorker(DFlashWorkerV2):
     def draft_block_spec_info(self) -> Any:
         return self._draft_block_spec_info
 
+    @property
+    def draft_head(self) -> Any:
+        """The target's head, which scores the drafter's positions."""
+        return unwrap_lora_layer(self.target_worker.model_runner.model.lm_head)
+
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         with self._draft_width():
             super().alloc_memory_pool(*args, **kwargs)
@@ -103,6 +109,7 @@ class DDTreeWorker(DFlashWorkerV2):
         """
         sizes, nothing = self.sizes, torch.zeros(1, dtype=torch.int64, device=self.device)
         self._plan_slots(request_ids=nothing, prefix_lens=nothing, host_lens=None, root_tokens=nothing)
+        rehearse_head(self, sizes)
         shape = (1, sizes.draft - 1, sizes.candidates)
         tree = build_token_tree(
             nothing, nothing.new_zeros(shape), torch.zeros(shape, device=self.device), sizes.width, nothing
@@ -182,8 +189,7 @@ class DDTreeWorker(DFlashWorkerV2):
 
     @functools.cached_property
     def _plan_slots(self) -> SlotPlanner:
-        translator = self.target_worker.model_runner.kv_index_translator
-        return SlotPlanner(translator, self.sizes, self.mask_token_id)
+        return SlotPlanner(self.target_worker.model_runner, self.sizes, self.mask_token_id)
 
     def _verify(self, batch: Any, tree: TokenTree, plan: Any) -> GenerationBatchResult:
         """One target forward over all rows of all trees; row i writes slot i, rotated by its depth."""

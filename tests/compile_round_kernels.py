@@ -1,7 +1,8 @@
-"""Compile the kernels between the two forwards (tree, accept, commit) for GPUs that need not be here.
+"""Compile the kernels around the two forwards of a round for GPUs that need not be here.
 
 Prints one JSON line each: capability, kernel, size, and of its PTX the number of reductions over a whole warp
-in one instruction and the order of loads, barriers and stores, of which the interpreter knows nothing.
+in one instruction, the widest load in bytes, and the order of loads, barriers and stores: things of which the
+interpreter knows nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import torch
 import triton
 from compile_tree_attention import CompileOnly, DriverOf
 
-from sglang_ddtree_patch.kernels import accept_kernel, commit, tree_kernel
+from sglang_ddtree_patch.kernels import accept_kernel, candidates_kernel, commit, slots_kernel, tree_kernel
 
 CAPABILITIES = [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]
 # Width, block, candidates: one for each power of two of rows, up to the largest of each.
+VOCABULARY = 151936
 SIZES = [(1, 1, 1), (17, 16, 8), (64, 16, 8), (100, 8, 64), (256, 32, 64)]
 
 
@@ -28,9 +30,18 @@ def memory_order(ptx: str) -> list[str]:
     return [kind for kind, _ in itertools.groupby(kinds[name] for name in found)]
 
 
+def widest_load(ptx: str) -> int:
+    """Bytes of a thread's widest load from global memory."""
+    loads = re.findall(r"ld\.global(?:\.\w+(?:::\w+)?)*?(?:\.v(\d))?\.b(\d+)", ptx)
+    return max(int(count or 1) * int(bits) // 8 for count, bits in loads)
+
+
 def compile_kernels(width: int, block: int, candidates: int) -> dict[str, str]:
     """PTX of each kernel; shapes and types are all that reaches the compiler."""
     kernels = {
+        "slots": (slots_kernel, "_next_slots"),
+        "scan": (candidates_kernel, "_scan_tiles"),
+        "pick": (candidates_kernel, "_pick_best"),
         "tree": (tree_kernel, "_build_tree"),
         "accept": (accept_kernel, "_walk"),
         "commit": (commit, "_move_rows"),
@@ -42,7 +53,12 @@ def compile_kernels(width: int, block: int, candidates: int) -> dict[str, str]:
         compilers[name] = CompileOnly(kernel)
         setattr(module, attribute, compilers[name])
 
+    logits = torch.empty(2, VOCABULARY, dtype=torch.bfloat16)
+    candidates_kernel.top_log_probs_triton(logits, candidates)
     lens = torch.zeros(1, dtype=torch.int64)
+    slots_kernel.next_slots_triton(
+        torch.zeros(4, 4096, dtype=torch.int32), lens, lens, lens, lens.new_zeros(1, block), max(width, block)
+    )
     shape = (1, block - 1, candidates)
     tree = tree_kernel.build_token_tree_triton(
         lens, torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), width, lens
@@ -66,6 +82,7 @@ if __name__ == "__main__":
                     "kernel": kernel,
                     "size": size,
                     "reductions": ptx.count("redux.sync"),
+                    "widest_load": widest_load(ptx),
                     "order": memory_order(ptx),
                 }
                 print(json.dumps(report), flush=True)

@@ -1,4 +1,4 @@
-"""The kernels between the two forwards compile for GPUs that are not here, to what their docstrings say."""
+"""The kernels around the two forwards compile for GPUs that are not here, to what their docstrings say."""
 
 import json
 import os
@@ -25,6 +25,11 @@ def of_kernel(reports: list[dict], kernel: str) -> list[dict]:
     found = [report for report in reports if report["kernel"] == kernel]
     assert {tuple(report["capability"]) for report in found} >= {(8, 0), (9, 0), (10, 0), (12, 0)}
     return found
+
+
+def test_logits_are_read_16_bytes_at_a_time(reports):
+    for report in of_kernel(reports, "scan"):
+        assert report["widest_load"] == 16, report
 
 
 def test_a_row_of_the_tree_takes_three_reductions_of_one_instruction(reports):
