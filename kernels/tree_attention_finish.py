@@ -80,8 +80,8 @@ def finish_tree_attention(
     """Attend every row to its block's own keys and merge the result with the prefix's.
 
     Args:
-        prefix_out: [batch * rows, heads, value_dim], attention to the prefix alone. Not read where the
-            prefix is empty, nor is ``prefix_lse``.
+        prefix_out: [batch * rows, heads, value_dim], attention to the prefix alone. May hold anything
+            where the prefix is empty, as may ``prefix_lse``.
         prefix_lse: [batch, heads, rows] float32 of any strides, natural log of the softmax denominators.
         query: [batch * rows, heads, key_dim].
         key_cache: [slots, kv_heads, key_dim]; value_cache: [slots, kv_heads, value_dim]. As in
@@ -167,13 +167,13 @@ def finish_attention(
     column = chunk * COLUMNS + tl.arange(0, COLUMNS)
     ok = row_ok[:, None] & (column < VALUE_DIM)[None, :]
 
-    # Everything that waits for nothing is asked for first. An empty prefix's output may be anything.
+    # Everything that waits for nothing is asked for first, and nothing waits for the length.
     has_prefix = tl.load(prefix_lens + request) > 0
     prefix_rows = prefix_out + token * prefix_row_stride + head * prefix_head_stride
-    prefix = tl.load(prefix_rows[:, None] + column[None, :], mask=ok & has_prefix, other=0.0)
+    prefix = tl.load(prefix_rows[:, None] + column[None, :], mask=ok, other=0.0)
     lse = tl.load(
         prefix_lse + request.to(tl.int64) * lse_batch_stride + head * lse_head_stride + row * lse_row_stride,
-        mask=row_ok & has_prefix, other=0.0,
+        mask=row_ok, other=0.0,
     )  # fmt: skip
     query_rows = query + token * query_row_stride + head * query_head_stride
     q = _load_columns(query_rows[:, None], row_ok[:, None], KEY_MAIN, KEY_MAIN, True)
@@ -209,12 +209,14 @@ def finish_attention(
         logits = tl.where(visible, logits, float("-inf"))
         m, l, acc = _accumulate(m, l, acc, logits, value, log2_scale)  # noqa: E741
 
+    # An empty prefix's output and log-sum-exp may be anything, NaN included.
+    prefix = tl.where(has_prefix, prefix.to(tl.float32), 0.0)
     prefix_m = tl.where(has_prefix, lse * 1.4426950408889634, NOTHING_SEEN)
     top = tl.maximum(m, prefix_m)
     prefix_weight = tl.exp2(prefix_m - top)  # of zeros, where there is no prefix
     tree_weight = tl.exp2(m - top)
     total = tl.maximum(prefix_weight + tree_weight * l, 1e-30)
-    merged = prefix_weight[:, None] * prefix.to(tl.float32) + (tree_weight * v_scale)[:, None] * acc
+    merged = prefix_weight[:, None] * prefix + (tree_weight * v_scale)[:, None] * acc
     place = out + (token * out_row_stride + head * out_head_stride)[:, None] + column[None, :]
     tl.store(place, (merged / total[:, None]).to(out.dtype.element_ty), mask=ok)
 

@@ -5,10 +5,12 @@ import torch
 
 from sglang_ddtree_patch import attention_kernel
 from sglang_ddtree_patch.attention_kernel import (
+    ANY,
     FA3,
     FLASHMLA,
     HOPPER,
     KERNEL_VARIABLE,
+    PREFERENCES,
     REFERENCE,
     TRITON,
     build_attention,
@@ -24,8 +26,17 @@ MLA = AttentionShape(8, 1, 576, 512, value_is_key=True, dtype=torch.bfloat16)
 FLOAT = AttentionShape(8, 1, 576, 512, value_is_key=True, dtype=torch.float32)
 
 
+# A table of the tests' own: the real one follows measurements.
+TABLE = {
+    ("hopper", "gqa"): [(132, (HOPPER,)), (ANY, (FA3, HOPPER))],
+    ("hopper", "gqa-wide"): [(ANY, (FA3, HOPPER))],
+    ("hopper", "mla"): [(ANY, (FLASHMLA, HOPPER))],
+}
+
+
 @pytest.fixture(autouse=True)
 def packages_are_there(monkeypatch):
+    monkeypatch.setattr(attention_kernel, "PREFERENCES", TABLE)
     monkeypatch.delenv(KERNEL_VARIABLE, raising=False)
     monkeypatch.setattr(attention_kernel, "missing_package", lambda kernel: None)
 
@@ -44,8 +55,8 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "shape", "page_size", "rows", "kernel"),
     [
-        ((9, 0), GQA, 64, 17, HOPPER),
-        ((9, 0), GQA, 64, 64, FA3),
+        ((9, 0), GQA, 64, 33, HOPPER),
+        ((9, 0), GQA, 64, 34, FA3),
         ((9, 0), GQA, 16, 17, TRITON),  # Hopper's kernel takes pages of 64
         ((9, 0), GQA, 16, 64, FA3),
         ((9, 0), WIDE, 64, 17, FA3),
@@ -108,6 +119,14 @@ def test_a_forced_kernel_that_cannot_serve_is_refused_in_words(
     monkeypatch.setenv(KERNEL_VARIABLE, kernel)
     with pytest.raises(ConfigurationError, match=rf"{KERNEL_VARIABLE}={kernel} cannot serve .*{reason}"):
         choose_kernel("cuda", shape, page_size, 9)
+
+
+def test_the_measured_table_names_kernels_of_sm_90_up_to_any_width():
+    for rows_and_kernels in PREFERENCES.values():
+        limits = [limit for limit, _ in rows_and_kernels]
+        assert limits == sorted(limits)
+        assert limits[-1] == ANY
+        assert {kernel for _, kernels in rows_and_kernels for kernel in kernels} <= {HOPPER, FA3, FLASHMLA}
 
 
 def test_a_name_that_is_no_kernel_is_refused_with_those_that_are(monkeypatch):

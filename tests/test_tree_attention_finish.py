@@ -117,11 +117,12 @@ def test_keys_and_values_are_scaled(device, dtype):
 
 
 @everywhere
-def test_an_empty_prefix_is_not_read(device, dtype):
+def test_an_empty_prefix_changes_nothing(device, dtype):
     """Vendors leave infinities or nothing at all there; the padded rows of a graph are such requests."""
     inputs = make_inputs(Case(prefixes=(0, 30, 0), rows=4), device, dtype)
     assert exact(inputs)[1].isnan().any()
-    assert finish(inputs, 16).isfinite().all()
+    result, expected = finish(inputs, 16).double(), exact(inputs)[0]
+    assert ((result - expected).norm() / expected.norm()).item() <= TOLERANCE[dtype]
 
 
 @everywhere
