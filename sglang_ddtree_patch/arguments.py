@@ -28,6 +28,7 @@ from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.utils.hf_transformers.config import get_config
 
 from sglang_ddtree_patch.attention_kernel import REFERENCE, own_kernel
+from sglang_ddtree_patch.contract_check import installed_release
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.settings import (
     ALGORITHM,
@@ -144,7 +145,7 @@ def check_features(cfg: Any) -> None:
         "--enable-strict-thinking": cfg.enable_strict_thinking,
         "--enable-mixed-chunk": cfg.enable_mixed_chunk,
         "--speculative-adaptive": cfg.speculative_adaptive,
-        "--speculative-use-block-verification": cfg.speculative_use_block_verification,
+        "--speculative-use-block-verification": installed_release().verifies_blocks(cfg),
         f"--speculative-num-steps {cfg.speculative_num_steps}": cfg.speculative_num_steps not in (None, 1),
         # A threshold below 1 accepts tokens the target would not choose.
         f"--speculative-accept-threshold-single {cfg.speculative_accept_threshold_single}": (

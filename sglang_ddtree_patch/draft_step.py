@@ -21,6 +21,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_ddtree_patch.block import BlockSizes
+from sglang_ddtree_patch.contract_check import installed_release
 from sglang_ddtree_patch.kernels.candidates import top_log_probs
 from sglang_ddtree_patch.kernels.device import has_kernels
 from sglang_ddtree_patch.slots import RoundSlots
@@ -51,7 +52,7 @@ def draft_candidates(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSiz
         forward_batch, worker.draft_model_runner.kv_index_translator,
         cols=sizes.columns(sizes.draft),
     )
-    with torch.inference_mode(), draft_tp_context(worker.draft_parallel_layout):
+    with torch.inference_mode(), draft_tp_context(installed_release().draft_layout(worker)):
         hidden = worker.draft_model_runner.forward(forward_batch).logits_output.hidden_states
         hidden = hidden.view(len(batch.seq_lens), sizes.draft, -1)[:, 1:]
         tokens, log_probs = head_candidates(hidden.flatten(0, 1), worker.draft_head, sizes.candidates)
