@@ -10,8 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from sglang_ddtree_patch.contract_check import check as check_contract
+from sglang_ddtree_patch.contract_check import check_releases
 from sglang_ddtree_patch.patches import patcher
+from sglang_ddtree_patch.patches.in_tree import find_port, has_port
 from sglang_ddtree_patch.patches.patcher import State, Status
 from sglang_ddtree_patch.patches.releases import known_releases
 from sglang_ddtree_patch.patches.tree import PatchRefusedError, SglangTree, find_tree
@@ -69,7 +70,8 @@ def show_list(arguments: argparse.Namespace) -> int:
             print(f"SGLang {release.version}  {path}")
         for file in release.files:
             print(f"    {file.path}")
-    print("\nby hand: patch -p1 -d DIR < FILE, or git apply FILE, in the folder that holds sglang/")
+    print("\na tree with a DDTREE of its own: ddtree patch apply --dry-run --root DIR shows the changes")
+    print("by hand: patch -p1 -d DIR < FILE, or git apply FILE, in the folder that holds sglang/")
     return 0
 
 
@@ -77,7 +79,9 @@ def check(arguments: argparse.Namespace) -> int:
     tree = find_tree(arguments.root)
     found = patcher.inspect(tree, known_releases())
     print(_sentence(tree, found))
-    if found.state is State.ABSENT:
+    if found.state is State.ABSENT and has_port(tree):
+        print(f"{find_port(tree).describe()}\nthis can be patched: ddtree patch apply")
+    elif found.state is State.ABSENT:
         print("the diffs fit: ddtree patch apply")
     return 0 if _would_serve(tree, found) and found.state is not State.UNFINISHED else 1
 
@@ -140,8 +144,13 @@ def _sentence(tree: SglangTree, found: Status) -> str:
 
 
 def _would_serve(tree: SglangTree, found: Status) -> bool:
-    """Say so if the plugin, once loaded, would refuse this SGLang."""
-    report = check_contract(tree.package, tree.version() or found.version)
+    """Say so if the plugin, once loaded, would refuse this SGLang.
+
+    A port in the tree does not load the plugin; what it needs was looked for before it was patched.
+    """
+    if has_port(tree):
+        return True
+    report = check_releases(tree.package, tree.version() or found.version)
     if report.mismatches:
         print(f"ddtree patch: warning: {report.summary()}", file=sys.stderr)
     return not report.mismatches
