@@ -33,7 +33,8 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "patch",
         help="patch an SGLang tree that cannot load plugins",
-        description="Make an SGLang tree that cannot load plugins load this one, and take that back.",
+        description="Make an SGLang tree that cannot load plugins load this one, or open the locks of one "
+        "that has a DDTREE of its own; and take that back.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -42,14 +43,18 @@ def add_parser(subparsers) -> None:
     tree.add_argument("--root", type=Path, metavar="DIR", help="the tree; default: the installed SGLang")
     preview = argparse.ArgumentParser(add_help=False)
     preview.add_argument("--dry-run", action="store_true", help="print the diff and change nothing")
-    for name, action, parents, words in (
-        ("list", show_list, [], "the diffs that come with the package"),
-        ("check", check, [tree], "whether apply would work, and DDTREE then serve; 1 if not"),
-        ("apply", apply, [tree, preview], "patch the tree, all files or none"),
-        ("revert", revert, [tree, preview], "put back the exact files that were there"),
-        ("status", status, [tree], "whether the tree is patched; 1 if not"),
+    for name, action, parents, example, words in (
+        ("list", show_list, [], "", "the diffs that come with the package"),
+        ("check", check, [tree], "", "whether apply would work, and DDTREE then serve; 1 if not"),
+        ("apply", apply, [tree, preview], " --dry-run", "patch the tree, all files or none"),
+        ("revert", revert, [tree, preview], " --root DIR", "put back the exact files that were there"),
+        ("status", status, [tree], " --root DIR", "whether the tree is patched; 1 if not"),
     ):
-        added = actions.add_parser(name, help=words, description=words, parents=parents)
+        added = actions.add_parser(
+            name, help=words, description=words, parents=parents,
+            epilog=f"example:\n  ddtree patch {name}{example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         added.set_defaults(run=_with_one_line_errors(action))
 
 

@@ -10,14 +10,12 @@ in patches/in_tree_contract.py and is looked for before a tree is patched.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
-from sglang_ddtree_patch.attention_kernel import TRITON, choose_kernel
+from sglang_ddtree_patch.attention_kernel import own_function, own_kernel
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
 from sglang_ddtree_patch.kernels.tree import WORD_BITS, chain_masks, mask_words
 from sglang_ddtree_patch.settings import ALGORITHM
 
@@ -68,11 +66,7 @@ class InTreeVerifyBackend:
         self.wrapped = wrapped
         self._pool = runner.token_to_kv_pool
         self._slot_table = runner.req_to_token_pool.req_to_token
-        self._attend = tree_attention_reference
-        if choose_kernel(runner.device) == TRITON:
-            from sglang_ddtree_patch.kernels.tree_attention import tree_attention
-
-            self._attend = functools.partial(tree_attention, page_size=runner.server_args.page_size)
+        self._attend = own_function(own_kernel(runner.device), runner.server_args.page_size)
         self._masks: torch.Tensor | None = None  # of the forward being run; None: the wrapped backend's
         self._mask_buffer: torch.Tensor | None = None  # [max batch, width, words], for graphs
 

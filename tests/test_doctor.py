@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from patch_trees import ddtree_patch
+from sglang_wheels import unpack
 
 from sglang_ddtree_patch import cli, contract_check, model_catalog
 from sglang_ddtree_patch.contract import CONTRACT, SUPPORTED_VERSION
@@ -252,6 +253,17 @@ def test_without_sglang_and_torch_the_doctor_says_so():
     for name in ("torch", "Triton", "SGLang"):
         assert (checks[name]["status"], checks[name]["found"]) == ("problem", "not installed")
         assert f"pip install sglang=={SUPPORTED_VERSION}" in checks[name]["advice"]
+
+
+def test_a_release_is_checked_without_sglang_or_torch_installed(tmp_path):
+    """The whole contract, on the sources as the wheel ships them."""
+    root = unpack("0.5.22", tmp_path, ".py")
+    command = [sys.executable, "-S", "-m", "sglang_ddtree_patch.cli", "doctor", "--json", "--root", root]
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    assert (checks["SGLang"]["found"], checks["contract"]["status"]) == ("0.5.22", "ok")
 
 
 # Another tree (--root).
