@@ -62,7 +62,10 @@ def take_backend_out(server_args: Any, previous: Step) -> None:
     )
     if str(cfg.speculative_algorithm).upper() == ALGORITHM:
         check_features(cfg)
-        declare_resolution(server_args, SOURCE, **resolve_block(cfg))
+        # A drafter's window is put back late: SGLang would say that it has no effect.
+        declare_resolution(
+            server_args, SOURCE, **resolve_block(cfg), speculative_draft_window_size=None
+        )
     elif asked_for_backend:
         logger.warning(
             "--attention-backend %s verifies token trees and --speculative-algorithm %s is not set: "
@@ -91,6 +94,7 @@ def put_backend_in_front(server_args: Any, previous: Step) -> None:
         "prefill_attention_backend": prefill,
         "decode_attention_backend": BACKEND,
         "speculative_attention_mode": "decode",
+        "speculative_draft_window_size": server_args._raw_input["speculative_draft_window_size"],
         # Other values change how SGLang counts KV slots. Set this late, as DFLASH does: earlier, they
         # would steer the default attention backend away from FA3.
         "speculative_num_steps": 1,
@@ -154,13 +158,18 @@ def check_features(cfg: Any) -> None:
         f"--speculative-accept-threshold-acc {cfg.speculative_accept_threshold_acc}": (
             cfg.speculative_accept_threshold_acc != 1.0
         ),
-        "--speculative-draft-window-size": cfg.speculative_draft_window_size is not None,
         "--enable-deterministic-inference": cfg.enable_deterministic_inference,
         f"--kv-cache-dtype {cfg.kv_cache_dtype}": cfg.kv_cache_dtype not in SERVED_KV_DTYPES,
     }
     for setting, is_set in refused.items():
         if is_set:
             raise ConfigurationError(f"{ALGORITHM} does not serve {setting} yet: leave it out.")
+    window = cfg.speculative_draft_window_size
+    if window is not None and window < 1:
+        raise ConfigurationError(
+            f"--speculative-draft-window-size {window} is no number of positions: leave it out for a drafter "
+            "that reads the whole prefix."
+        )
     if cfg.speculative_eagle_topk not in (None, 1):
         raise ConfigurationError(
             f"--speculative-eagle-topk {cfg.speculative_eagle_topk} belongs to EAGLE: set the candidates "

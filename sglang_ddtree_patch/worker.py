@@ -29,7 +29,8 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.commit import TargetKVCommit, path_hidden_states
 from sglang_ddtree_patch.contract_check import installed_release
-from sglang_ddtree_patch.draft_step import draft_candidates, rehearse_head, verify_host_bound
+from sglang_ddtree_patch.draft_prefix import verify_host_bound
+from sglang_ddtree_patch.draft_step import draft_candidates, rehearse_head
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
