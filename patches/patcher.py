@@ -59,9 +59,9 @@ def inspect(tree: SglangTree, releases: Sequence[Release]) -> Status:
     candidates = _likeliest_first(tree, releases)
     for release in candidates:
         if _fit(tree, release) is not None:
-            return Status(State.ABSENT, release.version, None)
+            return Status(State.ABSENT, tree.version() or release.version, None)
         if _is_patched(tree, release):
-            return Status(State.BY_HAND, release.version, None)
+            return Status(State.BY_HAND, tree.version() or release.version, None)
     raise PatchRefusedError(_what_differs(tree, candidates[0]))
 
 
@@ -78,7 +78,7 @@ def make_plan(tree: SglangTree, releases: Sequence[Release]) -> Plan:
     for release in candidates:
         changes = _fit(tree, release)
         if changes is not None:
-            return Plan(release.version, changes)
+            return Plan(tree.version() or release.version, changes)
     raise PatchRefusedError(_what_differs(tree, candidates[0]))
 
 

@@ -27,7 +27,6 @@ def test_a_drafter_with_a_window_drafts_and_the_tokens_are_stock(
         assert not differences(expected, answers)
         rounds = sum(answer.meta["spec_verify_ct"] for answer in answers.values())
         accepted = sum(answer.meta["spec_num_correct_drafts"] for answer in answers.values())
-        # It reaches 1.7 here; a drafter that sees garbage stays below 0.5.
-        assert accepted > rounds
+        assert accepted > rounds, f"{accepted} accepted in {rounds} rounds"
         assert used_tokens(server) == 0
         assert f"draft_window_size={window}, compact_cache=True" in server.log_path.read_text()
