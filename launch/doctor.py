@@ -71,19 +71,22 @@ def run(arguments: argparse.Namespace) -> int:
 def examine_machine() -> list[Check]:
     """Everything about this machine, in the order a server would meet it."""
     kernels = doctor_machine.start_kernels_probe()
-    sglang = doctor_sglang.check_installed()
-    plugin = doctor_sglang.start_plugin_probe(sglang)
     patches = doctor_sglang.inspect_installed()
+    has_port = patches is not None and patches.is_port
+    sglang = doctor_sglang.check_port() if has_port else doctor_sglang.check_installed()
+    plugin = None if has_port else doctor_sglang.start_plugin_probe(sglang)
     if plugin is not None:
         print("ddtree doctor: loading SGLang, which takes up to a minute ...", file=sys.stderr, flush=True)
-    return [
+    checks = [
         doctor_machine.check_python(),
         *doctor_machine.check_device_and_kernels(kernels),
         *sglang,
-        *([doctor_sglang.check_patches(patches)] if patches is not None else []),
-        *doctor_sglang.check_plugin(plugin, is_patched=patches is not None and patches.loads_plugin),
-        doctor_machine.check_settings(),
     ]
+    if patches is not None:
+        checks.append(doctor_sglang.check_patches(patches))
+    if not has_port:  # which has no use for the plugin
+        checks += doctor_sglang.check_plugin(plugin, is_patched=patches is not None and patches.loads_plugin)
+    return [*checks, doctor_machine.check_settings()]
 
 
 def serves(checks: Sequence[Check]) -> bool:

@@ -39,14 +39,19 @@ def check_tree(root: Path) -> list[Check]:
         tree = find_tree(root)
     except PatchRefusedError as error:
         return [problem("SGLang", str(error), "Give the folder of an unpacked wheel or of a checkout.")]
-    patches = check_patches(inspect_patches(tree))
-    version = tree.version() or "of unknown version"
-    if has_port(tree):  # which serves by itself, so the contract does not matter
-        return [ok("SGLang", f"{version}, with a DDTREE of its own"), patches]
+    report = inspect_patches(tree)
+    patches, version = check_patches(report), tree.version() or "of unknown version"
+    if report.is_port:
+        return [*check_port(version), patches]
     try:
         return [*checks_of_report(check_releases(tree.package, version)), patches]
     except SyntaxError as error:
         return [problem("SGLang", f"{tree.package} cannot be parsed: {error}", "Unpack it again.")]
+
+
+def check_port(version: str | None = None) -> list[Check]:
+    """A tree, or the installed SGLang, that serves DDTREE by itself, so that the contract does not matter."""
+    return [ok("SGLang", f"{version or installed_sglang()}, with a DDTREE of its own")]
 
 
 @dataclass(frozen=True)

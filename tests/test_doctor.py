@@ -373,6 +373,17 @@ def test_a_tree_with_a_ddtree_of_its_own_serves_once_it_is_patched(tmp_path, cap
     assert checks["SGLang"]["found"] == "0.5.12, with a DDTREE of its own"
 
 
+def test_an_installed_port_needs_neither_contract_nor_plugin(healthy, tmp_path, capsys):
+    root = shutil.copytree(REPOSITORY / "tests" / "in_tree_port", tmp_path / "port")
+    healthy.setattr(doctor_sglang, "find_tree", lambda _: SglangTree(root / "sglang"))
+    healthy.delattr(doctor_sglang, "Probe")
+    ddtree_patch("apply", "--root", root)
+    capsys.readouterr()
+    code, checks, _ = doctor(capsys)
+    assert (code, checks["patches"]["status"]) == (0, "ok")
+    assert not {"contract", "plugin found", "plugin loads"} & checks.keys()
+
+
 # Two models.
 
 
