@@ -42,7 +42,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--speculative-draft-model-path", metavar="DRAFT", help="its DFlash drafter")
     parser.add_argument(
         "--root", type=Path, metavar="DIR",
-        help="check the contract on the SGLang unpacked there, and nothing of this machine",
+        help="check contract and patches of the SGLang unpacked there, and nothing of this machine",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the same as a JSON object")
     parser.set_defaults(run=run)
@@ -71,17 +71,22 @@ def run(arguments: argparse.Namespace) -> int:
 def examine_machine() -> list[Check]:
     """Everything about this machine, in the order a server would meet it."""
     kernels = doctor_machine.start_kernels_probe()
-    sglang = doctor_sglang.check_installed()
-    plugin = doctor_sglang.start_plugin_probe(sglang)
+    patches = doctor_sglang.inspect_installed()
+    has_port = patches is not None and patches.is_port
+    sglang = doctor_sglang.check_port() if has_port else doctor_sglang.check_installed()
+    plugin = None if has_port else doctor_sglang.start_plugin_probe(sglang)
     if plugin is not None:
         print("ddtree doctor: loading SGLang, which takes up to a minute ...", file=sys.stderr, flush=True)
-    return [
+    checks = [
         doctor_machine.check_python(),
         *doctor_machine.check_device_and_kernels(kernels),
         *sglang,
-        *doctor_sglang.check_plugin(plugin),
-        doctor_machine.check_settings(),
     ]
+    if patches is not None:
+        checks.append(doctor_sglang.check_patches(patches))
+    if not has_port:  # which has no use for the plugin
+        checks += doctor_sglang.check_plugin(plugin, is_patched=patches is not None and patches.loads_plugin)
+    return [*checks, doctor_machine.check_settings()]
 
 
 def serves(checks: Sequence[Check]) -> bool:

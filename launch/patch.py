@@ -10,8 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from sglang_ddtree_patch.contract_check import check as check_contract
+from sglang_ddtree_patch.contract_check import check_releases
 from sglang_ddtree_patch.patches import patcher
+from sglang_ddtree_patch.patches.in_tree import find_port, has_port
 from sglang_ddtree_patch.patches.patcher import State, Status
 from sglang_ddtree_patch.patches.releases import known_releases
 from sglang_ddtree_patch.patches.tree import PatchRefusedError, SglangTree, find_tree
@@ -32,7 +33,8 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "patch",
         help="patch an SGLang tree that cannot load plugins",
-        description="Make an SGLang tree that cannot load plugins load this one, and take that back.",
+        description="Make an SGLang tree that cannot load plugins load this one, or open the locks of one "
+        "that has a DDTREE of its own; and take that back.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -41,14 +43,18 @@ def add_parser(subparsers) -> None:
     tree.add_argument("--root", type=Path, metavar="DIR", help="the tree; default: the installed SGLang")
     preview = argparse.ArgumentParser(add_help=False)
     preview.add_argument("--dry-run", action="store_true", help="print the diff and change nothing")
-    for name, action, parents, words in (
-        ("list", show_list, [], "the diffs that come with the package"),
-        ("check", check, [tree], "whether apply would work, and DDTREE then serve; 1 if not"),
-        ("apply", apply, [tree, preview], "patch the tree, all files or none"),
-        ("revert", revert, [tree, preview], "put back the exact files that were there"),
-        ("status", status, [tree], "whether the tree is patched; 1 if not"),
+    for name, action, parents, example, words in (
+        ("list", show_list, [], "", "the diffs that come with the package"),
+        ("check", check, [tree], "", "whether apply would work, and DDTREE then serve; 1 if not"),
+        ("apply", apply, [tree, preview], " --dry-run", "patch the tree, all files or none"),
+        ("revert", revert, [tree, preview], " --root DIR", "put back the exact files that were there"),
+        ("status", status, [tree], " --root DIR", "whether the tree is patched; 1 if not"),
     ):
-        added = actions.add_parser(name, help=words, description=words, parents=parents)
+        added = actions.add_parser(
+            name, help=words, description=words, parents=parents,
+            epilog=f"example:\n  ddtree patch {name}{example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         added.set_defaults(run=_with_one_line_errors(action))
 
 
@@ -69,7 +75,8 @@ def show_list(arguments: argparse.Namespace) -> int:
             print(f"SGLang {release.version}  {path}")
         for file in release.files:
             print(f"    {file.path}")
-    print("\nby hand: patch -p1 -d DIR < FILE, or git apply FILE, in the folder that holds sglang/")
+    print("\na tree with a DDTREE of its own: ddtree patch apply --dry-run --root DIR shows the changes")
+    print("by hand: patch -p1 -d DIR < FILE, or git apply FILE, in the folder that holds sglang/")
     return 0
 
 
@@ -77,7 +84,9 @@ def check(arguments: argparse.Namespace) -> int:
     tree = find_tree(arguments.root)
     found = patcher.inspect(tree, known_releases())
     print(_sentence(tree, found))
-    if found.state is State.ABSENT:
+    if found.state is State.ABSENT and has_port(tree):
+        print(f"{find_port(tree).describe()}\nthis can be patched: ddtree patch apply")
+    elif found.state is State.ABSENT:
         print("the diffs fit: ddtree patch apply")
     return 0 if _would_serve(tree, found) and found.state is not State.UNFINISHED else 1
 
@@ -140,8 +149,13 @@ def _sentence(tree: SglangTree, found: Status) -> str:
 
 
 def _would_serve(tree: SglangTree, found: Status) -> bool:
-    """Say so if the plugin, once loaded, would refuse this SGLang."""
-    report = check_contract(tree.package, tree.version() or found.version)
+    """Say so if the plugin, once loaded, would refuse this SGLang.
+
+    A port in the tree does not load the plugin; what it needs was looked for before it was patched.
+    """
+    if has_port(tree):
+        return True
+    report = check_releases(tree.package, tree.version() or found.version)
     if report.mismatches:
         print(f"ddtree patch: warning: {report.summary()}", file=sys.stderr)
     return not report.mismatches

@@ -14,21 +14,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from sglang_ddtree_patch.launch.serve_defaults import (
+    DRAFT_FLAGS,
+    TARGET_FLAGS,
+    Default,
+    choose_defaults,
+    first_given,
+    is_ddtree,
+)
 from sglang_ddtree_patch.launch.server_process import CPU_ENVIRONMENT
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
-from sglang_ddtree_patch.settings import ALGORITHM, BACKEND
+from sglang_ddtree_patch.settings import ALGORITHM, AUTO, CANDIDATES_VARIABLE, KERNEL_VARIABLE, KERNELS
 
-PAGE_SIZE = "64"
+# Short names of ours, and what SGLang calls the same.
+SHORT_FLAGS = {
+    "draft": ("PATH", "--speculative-draft-model-path", "the DFlash drafter"),
+    "width": ("N", "--speculative-num-draft-tokens", "rows of the verify block, root included"),
+    "block": ("N", "--speculative-dflash-block-size", "positions the drafter proposes, root included"),
+}
+SHORT_VARIABLES = {
+    "candidates": ("K", CANDIDATES_VARIABLE, "candidates kept at each position"),
+    "kernel": ("NAME", KERNEL_VARIABLE, f"tree attention: {AUTO} or one of {', '.join(KERNELS)}"),
+}
 
 _EXAMPLE = """\
 example:
-  ddtree serve --model-path Qwen/Qwen3-8B --speculative-draft-model-path z-lab/Qwen3-8B-DFlash-b16 \\
-      --speculative-num-draft-tokens 33
+  ddtree serve --model-path Qwen/Qwen3-8B --draft z-lab/Qwen3-8B-DFlash-b16 --width 33
+  ddtree serve --model-path TARGET --draft DRAFT --tp-size 16 --nnodes 2 --node-rank 0 \\
+      --dist-init-addr HOST:PORT
 
-Every flag of sglang.launch_server is taken, and a flag you give is never changed. Filled in if absent:
-  --speculative-algorithm DDTREE --attention-backend ddtree-verify --page-size 64
-and where torch sees no accelerator: --device cpu --dtype float32, with SGLANG_PLATFORM=ddtree_cpu and
-TRITON_INTERPRET=1 in the environment: exact and slow, for trying things out.
+Every flag of sglang.launch_server is taken, and a flag you give is never changed. What you leave open is
+filled in and printed with the reason: algorithm, attention backend, page size, tree width, the drafter's
+window, and the CPU platform where torch sees no accelerator. This process then becomes
+sglang.launch_server. On several nodes, type the same on each.
 """
 
 
@@ -38,7 +56,7 @@ class ServerPlan:
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
-    filled: tuple[str, ...]  # the part of `arguments` that the user did not give
+    filled: tuple[Default, ...]  # the part of `arguments` that the user did not give
 
     def command(self) -> str:
         """The same server as a line for a shell."""
@@ -46,17 +64,24 @@ class ServerPlan:
         words = [sys.executable, "-m", "sglang.launch_server", *self.arguments]
         return " ".join([*variables, shlex.join(words)])
 
+    def explanation(self) -> str:
+        """A line for each flag that was filled in."""
+        width = max((len(f"{default.flag} {default.value}") for default in self.filled), default=0)
+        return "\n".join(f"  {f'{d.flag} {d.value}':<{width}}  {d.reason}" for d in self.filled)
+
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="start an SGLang server with DDTREE",
         description="Start an SGLang server with DDTREE and the ddtree-verify attention backend.",
-        usage="ddtree serve --model-path TARGET --speculative-draft-model-path DRAFT [SGLang flags]",
+        usage="ddtree serve --model-path TARGET --draft DRAFT [SGLang flags]",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    for name, (metavar, same_as, words) in {**SHORT_FLAGS, **SHORT_VARIABLES}.items():
+        parser.add_argument(f"--{name}", metavar=metavar, help=f"{words}; short for {same_as}")
     parser.add_argument(
         "--print-command", action="store_true", help="print the command that would run, and stop"
     )
@@ -64,19 +89,27 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    flags = arguments.sglang_flags
-    missing = missing_flag(flags)
-    if missing is not None:
-        print(f"ddtree serve: {missing} See: ddtree serve --help", file=sys.stderr)
+    short = {name: value for name in SHORT_FLAGS if (value := getattr(arguments, name)) is not None}
+    variables = {
+        variable: value
+        for name, (_, variable, _) in SHORT_VARIABLES.items()
+        if (value := getattr(arguments, name)) is not None
+    }
+    wrong = twice_given(short, arguments.sglang_flags)
+    flags = [*long_flags(short), *arguments.sglang_flags]
+    wrong = wrong or missing_flag(flags)
+    if wrong is not None:
+        print(f"ddtree serve: {wrong} See: ddtree serve --help", file=sys.stderr)
         return 2
     device_is_open = flag_value(flags, "--device") is None and "SGLANG_PLATFORM" not in os.environ
-    plan = plan_server(flags, on_cpu=device_is_open and not has_accelerator())
+    plan = plan_server(flags, variables, on_cpu=device_is_open and not has_accelerator())
     if arguments.print_command:
         print(plan.command())
         return 0
     if not require_sglang("serve"):
         return 1
-    print(f"ddtree serve: filled in {' '.join(plan.filled) or 'nothing'}")
+    if plan.filled:
+        print(f"ddtree serve: filled in\n{plan.explanation()}")
     print(f"ddtree serve: {plan.command()}", flush=True)
     return become_server(plan)
 
@@ -89,34 +122,44 @@ def become_server(plan: ServerPlan) -> NoReturn:
     )
 
 
-def plan_server(flags: Sequence[str], *, on_cpu: bool) -> ServerPlan:
-    """Fill in what the flags leave open. Pure: what is decided here can be read and tested alone."""
-    given = {**flags_in_config(flag_value(flags, "--config")), **named_flags(flags)}
-    filled = ["--device", "cpu"] if on_cpu and "--device" not in given else []
-    if on_cpu and "--dtype" not in given:
-        # bf16 sends SGLang's drafter through kernels that a CPU can only interpret: ten times slower.
-        filled += ["--dtype", "float32"]
-    if given.get("--speculative-algorithm", ALGORITHM).upper() == ALGORITHM:
-        for name, value in (
-            ("--speculative-algorithm", ALGORITHM),
-            ("--attention-backend", BACKEND),
-            ("--page-size", PAGE_SIZE),
-        ):
-            if name not in given:
-                filled += [name, value]
+def plan_server(
+    flags: Sequence[str], variables: Mapping[str, str] | None = None, *, on_cpu: bool
+) -> ServerPlan:
+    """Fill in what the flags leave open. What is decided here can be read and tested alone."""
+    filled = choose_defaults(given_flags(flags), on_cpu=on_cpu)
     # Ours stand first: where a flag is given twice, or shortened, the later one wins.
-    return ServerPlan((*filled, *flags), CPU_ENVIRONMENT if on_cpu else {}, tuple(filled))
+    added = itertools.chain.from_iterable((default.flag, default.value) for default in filled)
+    environment = {**(CPU_ENVIRONMENT if on_cpu else {}), **(variables or {})}
+    return ServerPlan((*added, *flags), environment, filled)
+
+
+def long_flags(short: Mapping[str, str]) -> list[str]:
+    """Our short flags as SGLang's own."""
+    return [word for name, value in short.items() for word in (SHORT_FLAGS[name][1], value)]
+
+
+def twice_given(short: Mapping[str, str], flags: Sequence[str]) -> str | None:
+    """What to say when a short flag and SGLang's own name for it are both there."""
+    given = given_flags(flags)
+    for name in short:
+        if SHORT_FLAGS[name][1] in given:
+            return f"--{name} is short for {SHORT_FLAGS[name][1]}: give one of them."
+    return None
 
 
 def missing_flag(flags: Sequence[str]) -> str | None:
     """What to say when a flag is missing that no server can do without, before SGLang is imported."""
-    given = {**flags_in_config(flag_value(flags, "--config")), **named_flags(flags)}
-    if not {"--model-path", "--model"} & given.keys():
+    given = given_flags(flags)
+    if first_given(given, TARGET_FLAGS) is None:
         return "no target model: add --model-path PATH."
-    is_ddtree = given.get("--speculative-algorithm", ALGORITHM).upper() == ALGORITHM
-    if is_ddtree and not {"--speculative-draft-model-path", "--speculative-draft-model"} & given.keys():
-        return f"{ALGORITHM} needs a DFlash drafter: add --speculative-draft-model-path PATH."
+    if is_ddtree(given) and first_given(given, DRAFT_FLAGS) is None:
+        return f"{ALGORITHM} needs a DFlash drafter: add --draft PATH (--speculative-draft-model-path)."
     return None
+
+
+def given_flags(flags: Sequence[str]) -> dict[str, str]:
+    """Flags by name, with those of a --config file."""
+    return {**flags_in_config(flag_value(flags, "--config")), **named_flags(flags)}
 
 
 def named_flags(flags: Sequence[str]) -> dict[str, str]:

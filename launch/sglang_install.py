@@ -1,10 +1,11 @@
-"""Is SGLang here, and is it the release this package is made for? Answered without importing it."""
+"""Is SGLang here, and is it a release this package serves on? Answered without importing it."""
 
 import importlib.metadata
 import importlib.util
 import sys
 
 from sglang_ddtree_patch.contract import SUPPORTED_VERSION
+from sglang_ddtree_patch.releases import SUPPORTED_VERSIONS
 
 INSTALL_HINT = f"pip install sglang=={SUPPORTED_VERSION}"
 
@@ -20,11 +21,12 @@ def installed_sglang() -> str | None:
 def require_sglang(command: str) -> bool:
     """Say on stderr what is wrong with the installed SGLang, if anything; True when it will do."""
     found = installed_sglang()
-    if found == SUPPORTED_VERSION:
+    if found in SUPPORTED_VERSIONS:
         return True
     what = "is not installed" if found is None else f"{found} is installed"
     print(
-        f"ddtree {command}: SGLang {what}, and this needs {SUPPORTED_VERSION}. Run: {INSTALL_HINT}",
+        f"ddtree {command}: SGLang {what}, and this needs {' or '.join(SUPPORTED_VERSIONS)}. "
+        f"Run: {INSTALL_HINT}",
         file=sys.stderr,
     )
     return False

@@ -1,4 +1,7 @@
-"""Apply a release's diffs to a tree, take them out again, and say which of the two is the case."""
+"""Patch a tree, take the patch out again, and say which of the two is the case.
+
+A release's tree gets that release's diffs. A tree with a DDTREE port of its own gets changes made for it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sglang_ddtree_patch.patches.in_tree import find_port, has_port, plan_changes
 from sglang_ddtree_patch.patches.journal import Change, Journal, remove_leftovers
 from sglang_ddtree_patch.patches.releases import Release
 from sglang_ddtree_patch.patches.tree import PatchRefusedError, SglangTree, digest
@@ -50,12 +54,14 @@ def inspect(tree: SglangTree, releases: Sequence[Release]) -> Status:
     if journal is not None:
         state = State.APPLIED if journal.is_complete() else State.UNFINISHED
         return Status(state, journal.version, journal)
+    if has_port(tree):
+        return _inspect_port(tree)
     candidates = _likeliest_first(tree, releases)
     for release in candidates:
         if _fit(tree, release) is not None:
-            return Status(State.ABSENT, release.version, None)
+            return Status(State.ABSENT, tree.version() or release.version, None)
         if _is_patched(tree, release):
-            return Status(State.BY_HAND, release.version, None)
+            return Status(State.BY_HAND, tree.version() or release.version, None)
     raise PatchRefusedError(_what_differs(tree, candidates[0]))
 
 
@@ -63,14 +69,29 @@ def make_plan(tree: SglangTree, releases: Sequence[Release]) -> Plan:
     """The changes to an unpatched tree.
 
     Raises:
-        PatchRefusedError: the tree is no release that there are diffs for.
+        PatchRefusedError: the tree is no release that there are diffs for, or has a DDTREE port of its own
+            that is not understood.
     """
+    if has_port(tree):
+        return Plan(_port_version(tree), plan_changes(tree, find_port(tree)))
     candidates = _likeliest_first(tree, releases)
     for release in candidates:
         changes = _fit(tree, release)
         if changes is not None:
-            return Plan(release.version, changes)
+            return Plan(tree.version() or release.version, changes)
     raise PatchRefusedError(_what_differs(tree, candidates[0]))
+
+
+def _inspect_port(tree: SglangTree) -> Status:
+    port = find_port(tree)
+    if port.is_patched:
+        return Status(State.BY_HAND, _port_version(tree), None)
+    plan_changes(tree, port)
+    return Status(State.ABSENT, _port_version(tree), None)
+
+
+def _port_version(tree: SglangTree) -> str:
+    return f"{tree.version() or 'of unknown version'} with a DDTREE of its own"
 
 
 def apply(tree: SglangTree, releases: Sequence[Release]) -> Status:

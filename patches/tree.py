@@ -44,11 +44,11 @@ class SglangTree:
 
     def version(self) -> str | None:
         """The release it says it is. A checkout says nothing: `_version.py` is made when a wheel is."""
-        path = self.package / "_version.py"
-        if not path.is_file():
-            return None
-        found = re.search(r"^__version__ = .*?'([^']+)'", path.read_text(encoding="utf-8"), re.MULTILINE)
-        return found[1] if found else None
+        for path in (self.package / "_version.py", self.package / "version.py"):
+            source = path.read_text(encoding="utf-8") if path.is_file() else ""
+            if found := re.search(r"^__version__\b.*?[\"'](\d[^\"']*)[\"']", source, re.MULTILINE):
+                return found[1]
+        return None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -28,6 +28,7 @@ from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.utils.hf_transformers.config import get_config
 
 from sglang_ddtree_patch.attention_kernel import REFERENCE, own_kernel
+from sglang_ddtree_patch.contract_check import installed_release
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.settings import (
     ALGORITHM,
@@ -61,7 +62,10 @@ def take_backend_out(server_args: Any, previous: Step) -> None:
     )
     if str(cfg.speculative_algorithm).upper() == ALGORITHM:
         check_features(cfg)
-        declare_resolution(server_args, SOURCE, **resolve_block(cfg))
+        # A drafter's window is put back late: SGLang would say that it has no effect.
+        declare_resolution(
+            server_args, SOURCE, **resolve_block(cfg), speculative_draft_window_size=None
+        )
     elif asked_for_backend:
         logger.warning(
             "--attention-backend %s verifies token trees and --speculative-algorithm %s is not set: "
@@ -90,6 +94,7 @@ def put_backend_in_front(server_args: Any, previous: Step) -> None:
         "prefill_attention_backend": prefill,
         "decode_attention_backend": BACKEND,
         "speculative_attention_mode": "decode",
+        "speculative_draft_window_size": server_args._raw_input["speculative_draft_window_size"],
         # Other values change how SGLang counts KV slots. Set this late, as DFLASH does: earlier, they
         # would steer the default attention backend away from FA3.
         "speculative_num_steps": 1,
@@ -144,7 +149,7 @@ def check_features(cfg: Any) -> None:
         "--enable-strict-thinking": cfg.enable_strict_thinking,
         "--enable-mixed-chunk": cfg.enable_mixed_chunk,
         "--speculative-adaptive": cfg.speculative_adaptive,
-        "--speculative-use-block-verification": cfg.speculative_use_block_verification,
+        "--speculative-use-block-verification": installed_release().verifies_blocks(cfg),
         f"--speculative-num-steps {cfg.speculative_num_steps}": cfg.speculative_num_steps not in (None, 1),
         # A threshold below 1 accepts tokens the target would not choose.
         f"--speculative-accept-threshold-single {cfg.speculative_accept_threshold_single}": (
@@ -153,13 +158,18 @@ def check_features(cfg: Any) -> None:
         f"--speculative-accept-threshold-acc {cfg.speculative_accept_threshold_acc}": (
             cfg.speculative_accept_threshold_acc != 1.0
         ),
-        "--speculative-draft-window-size": cfg.speculative_draft_window_size is not None,
         "--enable-deterministic-inference": cfg.enable_deterministic_inference,
         f"--kv-cache-dtype {cfg.kv_cache_dtype}": cfg.kv_cache_dtype not in SERVED_KV_DTYPES,
     }
     for setting, is_set in refused.items():
         if is_set:
             raise ConfigurationError(f"{ALGORITHM} does not serve {setting} yet: leave it out.")
+    window = cfg.speculative_draft_window_size
+    if window is not None and window < 1:
+        raise ConfigurationError(
+            f"--speculative-draft-window-size {window} is no number of positions: leave it out for a drafter "
+            "that reads the whole prefix."
+        )
     if cfg.speculative_eagle_topk not in (None, 1):
         raise ConfigurationError(
             f"--speculative-eagle-topk {cfg.speculative_eagle_topk} belongs to EAGLE: set the candidates "

@@ -17,15 +17,17 @@ from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.device import has_kernels
 from sglang_ddtree_patch.kernels.tree_attention_configs import gpu_class
 from sglang_ddtree_patch.kernels.verify_attention import AttentionShape, OneCall, VerifyAttention
+from sglang_ddtree_patch.settings import (
+    AUTO,
+    FA3,
+    FLASHMLA,
+    HOPPER,
+    KERNEL_VARIABLE,
+    KERNELS,
+    REFERENCE,
+    TRITON,
+)
 
-KERNEL_VARIABLE = "SGLANG_DDTREE_KERNEL"
-REFERENCE = "reference"  # plain PyTorch, any device; reads lengths on the host, so it runs outside graphs
-TRITON = "triton"  # our split-key kernels: NVIDIA GPUs from sm_80, or Triton's interpreter
-HOPPER = "hopper"  # the same in Gluon, for sm_90 alone
-FA3 = "fa3"  # FlashAttention 3 on the prefix, tree and merge ours
-FLASHMLA = "flashmla"  # FlashMLA on the prefix, tree and merge ours
-AUTO = "auto"
-KERNELS = (TRITON, HOPPER, FA3, FLASHMLA, REFERENCE)
 VENDORS = frozenset({FA3, FLASHMLA})
 
 # (GPU class, kind of head) -> [(up to this many packed rows, kernels, best first)]; packed rows are tree
@@ -144,10 +146,11 @@ def build_attention(
 
         implementation = vendor_attention.FA3 if kernel == FA3 else vendor_attention.FlashMLA
         return implementation(slot_table, shape, page_size)
-    return OneCall(slot_table, _own_function(kernel, page_size))
+    return OneCall(slot_table, own_function(kernel, page_size))
 
 
-def _own_function(kernel: str, page_size: int) -> Callable[..., torch.Tensor]:
+def own_function(kernel: str, page_size: int) -> Callable[..., torch.Tensor]:
+    """One of our implementations, with the arguments of `tree_attention` but for the page size."""
     if kernel == REFERENCE:
         from sglang_ddtree_patch.kernels.reference import tree_attention_reference
 

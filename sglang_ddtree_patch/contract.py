@@ -203,6 +203,19 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.lilicorr"),
     _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.draft_model_runner"),
     _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.draft_parallel_layout"),
+    _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.use_compact_draft_cache"),
+    _a(
+        Use.CALL, "speculative.dflash_worker_v2", "DFlashWorkerV2._compute_compact_draft_seq_lens", "seq_lens"
+    ),
+    _a(
+        Use.CALL, "speculative.dflash_worker_v2", "DFlashWorkerV2._fill_compact_seq_lens_cpu_bound",
+        "batch_seq_lens_cpu nxt_kv_lens_cpu out",
+    ),
+    _a(Use.CALL, "speculative.dflash_worker_v2", "DFlashWorkerV2._ensure_draft_block_buffers", "bs"),
+    _a(
+        Use.CALL, "speculative.dflash_worker_v2", "DFlashWorkerV2._rebuild_compact_draft_cache",
+        "req_pool_indices prefix_lens draft_prefix_lens verify_out_cache_loc_2d bs block_size",
+    ),
     _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.model_runner"),
     _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.device"),
     _a(Use.READ, "speculative.dflash_worker_v2", "DFlashWorkerV2.speculative_num_draft_tokens"),
@@ -240,6 +253,8 @@ CONTRACT: tuple[Attribute, ...] = (
     ),
     _a(Use.CALL, "mem_cache.kv_loc_plan", "KVLocPlan.bind", "batch reader cols"),
     _a(Use.CALL, "mem_cache.kv_loc_plan", "KVLocPlan.write_ids", "reader kind cols"),
+    _a(Use.READ, "mem_cache.kv_loc_plan", "KVLocPlan.write_virtual"),
+    _a(Use.CALL, "mem_cache.kv_loc_plan", "KVLocPlan.reads_from", "source seq_lens seq_lens_cpu read_extent"),
     _a(Use.CALL, "models.dflash", "candidate_topk", "hidden lm_head k with_partition"),
     _a(Use.CALL, "runtime_context", "get_parallel", ""),
     _a(Use.CALL, "speculative.dflash_utils", "is_dense_head_weight", "weight"),

@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
-from sglang_ddtree_patch.contract import CONTRACT, SUPPORTED_VERSION, Attribute
+from sglang_ddtree_patch.contract import SUPPORTED_VERSION, Attribute
+from sglang_ddtree_patch.releases import NEWEST, RELEASES, Release
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class ContractReport:
 
     version: str
     mismatches: tuple[Mismatch, ...]
+    release: Release = NEWEST  # whose contract the sources were held to
+
+    @property
+    def entries(self) -> int:
+        return len(self.release.contract)
 
     def summary(self) -> str:
         """One line: what does not match, in which SGLang, and what to type."""
@@ -43,7 +49,7 @@ class ContractReport:
         more = f"; and {count - 3} more" if count > 3 else ""
         return (
             f"SGLang {self.version} does not match what sglang-ddtree-patch relies on ({count} of "
-            f"{len(CONTRACT)}: {shown}{more}). SGLang serves without DDTREE; for DDTREE type: "
+            f"{self.entries}: {shown}{more}). SGLang serves without DDTREE; for DDTREE type: "
             f"pip install sglang=={SUPPORTED_VERSION}"
         )
 
@@ -58,7 +64,15 @@ def check_installed_sglang() -> ContractReport:
     spec = importlib.util.find_spec("sglang")
     if spec is None:
         raise ModuleNotFoundError("SGLang is not installed: pip install 'sglang-ddtree-patch[sglang]'")
-    return check(Path(next(iter(spec.submodule_search_locations))), _installed_version())
+    return check_releases(Path(next(iter(spec.submodule_search_locations))), _installed_version())
+
+
+def installed_release() -> Release:
+    """The release that this Python's SGLang fulfils, which is how the package is to behave.
+
+    Asked only where the plugin has loaded, so the contract holds.
+    """
+    return check_installed_sglang().release
 
 
 def _installed_version() -> str:
@@ -68,8 +82,26 @@ def _installed_version() -> str:
         return "of unknown version"
 
 
-def check(root: Path, version: str, contract: Iterable[Attribute] = CONTRACT) -> ContractReport:
-    """Check the package folder `root` (the one that holds `srt/`), said to be `version`."""
+def check_releases(root: Path, version: str, releases: Sequence[Release] = RELEASES) -> ContractReport:
+    """Find the release whose contract the package folder `root` (the one that holds `srt/`) fulfils.
+
+    The release that `version` names is tried first, else the newest: it is the one reported where none fits.
+    """
+    likeliest_first = sorted(releases, key=lambda release: release.version != version)
+    reports = (check(root, version, release) for release in likeliest_first)
+    first = next(reports)
+    if not first.mismatches:
+        return first
+    return next((report for report in reports if not report.mismatches), first)
+
+
+def check(root: Path, version: str, release: Release = NEWEST) -> ContractReport:
+    """Hold the package folder `root`, said to be `version`, to one release's contract."""
+    return ContractReport(version, find_mismatches(root, release.contract), release)
+
+
+def find_mismatches(root: Path, contract: Iterable[Attribute]) -> tuple[Mismatch, ...]:
+    """The entries that the package folder `root` does not fulfil."""
     modules: dict[str, Module | None] = {}
     mismatches = []
     for attribute in contract:
@@ -78,7 +110,7 @@ def check(root: Path, version: str, contract: Iterable[Attribute] = CONTRACT) ->
         found = _difference(attribute, modules[attribute.module])
         if found is not None:
             mismatches.append(Mismatch(attribute, found))
-    return ContractReport(version, tuple(mismatches))
+    return tuple(mismatches)
 
 
 def _difference(attribute: Attribute, module: Module | None) -> str | None:

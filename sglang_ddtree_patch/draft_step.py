@@ -21,6 +21,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_ddtree_patch.block import BlockSizes
+from sglang_ddtree_patch.contract_check import installed_release
+from sglang_ddtree_patch.draft_prefix import DraftPrefix, recent_prefix, whole_prefix
 from sglang_ddtree_patch.kernels.candidates import top_log_probs
 from sglang_ddtree_patch.kernels.device import has_kernels
 from sglang_ddtree_patch.slots import RoundSlots
@@ -46,12 +48,17 @@ def draft_candidates(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSiz
     Returns:
         Candidates; log-probabilities are normalized over the whole vocabulary, on all ranks alike.
     """
-    forward_batch = _block_forward_batch(worker, batch, slots, sizes)
-    slots.plan.bind(
-        forward_batch, worker.draft_model_runner.kv_index_translator,
-        cols=sizes.columns(sizes.draft),
-    )
-    with torch.inference_mode(), draft_tp_context(worker.draft_parallel_layout):
+    plan, reader = slots.plan, worker.draft_model_runner.kv_index_translator
+    if worker.use_compact_draft_cache:
+        prefix = recent_prefix(worker, batch, plan, sizes)
+        plan = plan.reads_from(
+            reader, seq_lens=prefix.lens, seq_lens_cpu=prefix.host_bound, read_extent=sizes.draft
+        )
+    else:
+        prefix = whole_prefix(batch, sizes)
+    forward_batch = _block_forward_batch(worker, batch, slots, prefix, sizes)
+    plan.bind(forward_batch, reader, cols=sizes.columns(sizes.draft))
+    with torch.inference_mode(), draft_tp_context(installed_release().draft_layout(worker)):
         hidden = worker.draft_model_runner.forward(forward_batch).logits_output.hidden_states
         hidden = hidden.view(len(batch.seq_lens), sizes.draft, -1)[:, 1:]
         tokens, log_probs = head_candidates(hidden.flatten(0, 1), worker.draft_head, sizes.candidates)
@@ -82,30 +89,34 @@ def _is_whole_and_plain(head: Any) -> bool:
 
 def rehearse_head(worker: Any, sizes: BlockSizes) -> None:
     """Run `head_candidates` once, at start, so that no round compiles its kernels."""
-    layout, runner = worker.draft_parallel_layout, worker.draft_model_runner
+    layout, runner = installed_release().draft_layout(worker), worker.draft_model_runner
     shape = (sizes.draft - 1, runner.model_config.hidden_size)
     with torch.inference_mode(), draft_tp_context(layout):
         hidden = torch.zeros(shape, dtype=runner.dtype, device=worker.device)
         head_candidates(hidden, worker.draft_head, sizes.candidates)
 
 
-def _block_forward_batch(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSizes) -> ForwardBatch:
-    """The drafter's forward over the block, planned on host bounds so that nothing waits for a length."""
+def _block_forward_batch(
+    worker: Any, batch: Any, slots: RoundSlots, prefix: DraftPrefix, sizes: BlockSizes
+) -> ForwardBatch:
+    """The drafter's forward over the block, planned on host bounds so that nothing waits for a length.
+
+    Its positions are those of the target, whatever part of the prefix it attends to.
+    """
     count, device = len(batch.seq_lens), worker.device
     embed = unwrap_lora_layer(worker.target_worker.model_runner.model.get_input_embeddings())
     input_embeds = embed(slots.block_ids)
     if worker.noise_embed_scale != 1.0:
         input_embeds = input_embeds * worker.noise_embed_scale
-    host_bound, host_sum = verify_host_bound(batch, sizes.draft)
     return ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=count,
         input_ids=slots.block_ids.flatten(),
         req_pool_indices=batch.req_pool_indices,
-        seq_lens=batch.seq_lens,
+        seq_lens=prefix.lens,
         out_cache_loc=None,
-        seq_lens_sum=host_sum,
-        seq_lens_cpu=host_bound.to(torch.int32),
+        seq_lens_sum=prefix.host_sum,
+        seq_lens_cpu=prefix.host_bound,
         positions=slots.positions.flatten(),
         input_embeds=input_embeds.flatten(0, 1),
         # The draft model runs as DFLASH does: a block verify without a causal mask.
@@ -120,14 +131,3 @@ def _block_forward_batch(worker: Any, batch: Any, slots: RoundSlots, sizes: Bloc
         global_num_token_non_padded_cpu=count * sizes.draft,
         can_run_decode_cuda_graph=batch.can_run_decode_cuda_graph,
     )
-
-
-def verify_host_bound(batch: Any, rows: int) -> tuple[torch.Tensor, int]:
-    """An upper bound, on the host, of every request's length with ``rows`` block rows; and its sum.
-
-    Under overlap scheduling the exact lengths are still on the device; what was reserved bounds them.
-    """
-    if batch.seq_lens_cpu is not None:
-        bound = batch.seq_lens_cpu + rows
-        return bound, int(bound.sum())
-    return batch.spec_info.nxt_kv_lens_cpu, int(batch.spec_info.nxt_kv_lens_sum)

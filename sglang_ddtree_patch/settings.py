@@ -24,6 +24,16 @@ CANDIDATES_VARIABLE = "SGLANG_DDTREE_TOPK"
 DEFAULT_CANDIDATES = 8
 MAX_CANDIDATES = 64
 
+# Implementations of tree attention, and what forces one, for comparisons.
+KERNEL_VARIABLE = "SGLANG_DDTREE_KERNEL"
+REFERENCE = "reference"  # plain PyTorch, any device; reads lengths on the host, so it runs outside graphs
+TRITON = "triton"  # our split-key kernels: NVIDIA GPUs from sm_80, or Triton's interpreter
+HOPPER = "hopper"  # the same in Gluon, for sm_90 alone
+FA3 = "fa3"  # FlashAttention 3 on the prefix, tree and merge ours
+FLASHMLA = "flashmla"  # FlashMLA on the prefix, tree and merge ours
+AUTO = "auto"
+KERNELS = (TRITON, HOPPER, FA3, FLASHMLA, REFERENCE)
+
 
 def candidates_per_position() -> int:
     """The drafter's candidates a position (top-k), from ``SGLANG_DDTREE_TOPK``.

@@ -28,7 +28,9 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.commit import TargetKVCommit, path_hidden_states
-from sglang_ddtree_patch.draft_step import draft_candidates, rehearse_head, verify_host_bound
+from sglang_ddtree_patch.contract_check import installed_release
+from sglang_ddtree_patch.draft_prefix import verify_host_bound
+from sglang_ddtree_patch.draft_step import draft_candidates, rehearse_head
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
@@ -213,9 +215,10 @@ class DDTreeWorker(DFlashWorkerV2):
         result = self.target_worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
         )
-        logits_output, gather = result.logits_output, self._target_logits_processor
-        if gather is not None and gather.is_deferred_shard(logits_output.next_token_logits):
-            logits_output.next_token_logits = gather.finish_deferred_gather(logits_output.next_token_logits)
+        logits_output = result.logits_output
+        logits_output.next_token_logits = installed_release().whole_logits(
+            self, logits_output.next_token_logits
+        )
         return result
 
     def _accept(self, batch: Any, tree: TokenTree, logits_output: Any) -> AcceptedPath:

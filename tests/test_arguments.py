@@ -110,7 +110,7 @@ def test_a_plain_ddtree_server_is_accepted():
         ({"speculative_num_steps": 5}, "--speculative-num-steps 5", "leave it out"),
         ({"speculative_accept_threshold_single": 0.5}, "threshold-single 0.5", "leave it out"),
         ({"speculative_accept_threshold_acc": 0.9}, "threshold-acc 0.9", "leave it out"),
-        ({"speculative_draft_window_size": 64}, "--speculative-draft-window-size", "leave it out"),
+        ({"speculative_draft_window_size": 0}, "--speculative-draft-window-size 0", "leave it out"),
         ({"enable_deterministic_inference": True}, "--enable-deterministic-inference", "leave it out"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2", "leave it out"),
         ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4", "SGLANG_DDTREE_TOPK"),
@@ -354,7 +354,7 @@ COMMAND_LINES = {
     "wide tree": {
         "argv": [
             *DDTREE, "--speculative-num-draft-tokens", "64", "--speculative-dflash-block-size", "4",
-            "--max-running-requests", "3",
+            "--max-running-requests", "3", "--speculative-draft-window-size", "128",
         ]
     },
     "mismatch, stock": {"argv": [], "mismatch": True},
@@ -430,10 +430,11 @@ def test_a_tree_servers_page_size_is_the_one_stock_would_have(outcomes):
 def test_a_rounds_sizes_come_from_the_flags_and_the_drafter(outcomes):
     names = (
         "speculative_num_draft_tokens", "speculative_dflash_block_size", "speculative_num_steps",
-        "speculative_eagle_topk", "max_running_requests",
+        "speculative_eagle_topk", "max_running_requests", "speculative_draft_window_size",
     )
-    assert fields(outcomes["tree"], *names) == ["16", "8", "1", "1", "48"]
-    assert fields(outcomes["wide tree"], *names) == ["64", "4", "1", "1", "3"]
+    assert fields(outcomes["tree"], *names) == ["16", "8", "1", "1", "48", "None"]
+    assert fields(outcomes["wide tree"], *names) == ["64", "4", "1", "1", "3", "128"]
+    assert "has no effect" not in outcomes["wide tree"].log
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The `ddtree` command: what it fills in, what it refuses, and that it needs no SGLang to say so."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -80,12 +81,17 @@ def test_wrong_usage_ends_with_two(arguments):
     assert ended.value.code == 2
 
 
+def filled(flags: list[str], on_cpu: bool = False) -> dict[str, str]:
+    """What `ddtree serve` adds to the flags."""
+    return {default.flag: default.value for default in serve.plan_server(flags, on_cpu=on_cpu).filled}
+
+
 def test_serve_fills_in_ddtree_before_the_flags_it_was_given():
     plan = serve.plan_server(MODELS, on_cpu=False)
-    assert plan.filled == (
+    added = [
         "--speculative-algorithm", "DDTREE", "--attention-backend", "ddtree-verify", "--page-size", "64",
-    )  # fmt: skip
-    assert plan.arguments == (*plan.filled, *MODELS)
+    ]  # fmt: skip
+    assert list(plan.arguments) == [*added, *MODELS]
     assert plan.environment == {}
 
 
@@ -108,13 +114,13 @@ def test_serve_on_a_cpu_names_the_device_and_the_platform():
 )
 def test_serve_never_fills_in_a_flag_that_was_given(given, absent):
     plan = serve.plan_server([*MODELS, *given], on_cpu=False)
-    assert absent not in plan.filled
-    assert len(plan.filled) == 4
+    assert absent not in filled([*MODELS, *given])
+    assert len(plan.filled) == 2
     assert plan.arguments[-len(given) :] == tuple(given)
 
 
 def test_serve_adds_nothing_to_another_algorithm():
-    assert serve.plan_server([*MODELS, "--speculative-algorithm", "EAGLE"], on_cpu=False).filled == ()
+    assert filled([*MODELS, "--speculative-algorithm", "EAGLE"]) == {}
 
 
 def test_serve_counts_a_config_file_as_given(tmp_path):
@@ -122,7 +128,7 @@ def test_serve_counts_a_config_file_as_given(tmp_path):
     config.write_text('model-path: T\nspeculative_draft_model_path: "D"  # comment\npage-size: 16\n')
     flags = ["--config", str(config)]
     assert serve.missing_flag(flags) is None
-    assert "--page-size" not in serve.plan_server(flags, on_cpu=False).filled
+    assert "--page-size" not in filled(flags)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +136,7 @@ def test_serve_counts_a_config_file_as_given(tmp_path):
     [
         ([], "--model-path"),
         (["--model-path", "T"], "--speculative-draft-model-path"),
+        ([*MODELS, "--width", "8", "--speculative-num-draft-tokens", "9"], "give one of them"),
         (["--model", "T", "--page-size", "16"], "--speculative-draft-model-path"),
     ],
 )
@@ -158,7 +165,7 @@ def test_serve_becomes_the_server_in_the_same_process(monkeypatch, capsys):
     ((program, command, environment),) = became
     assert (program, command[:3]) == (sys.executable, [sys.executable, "-m", "sglang.launch_server"])
     assert environment == dict(os.environ)
-    assert "filled in --speculative-algorithm DDTREE" in capsys.readouterr().out
+    assert re.search(r"filled in\n  --speculative-algorithm DDTREE +what this", capsys.readouterr().out)
 
 
 def test_the_kernel_benchmark_gets_its_flags_as_they_were_typed(monkeypatch):

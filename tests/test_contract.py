@@ -5,14 +5,25 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from sglang_wheels import unpack
 
 from sglang_ddtree_patch.contract import CONTRACT, SUPPORTED_VERSION, Attribute, Use
-from sglang_ddtree_patch.contract_check import Module, check, check_installed_sglang, parameter_names
+from sglang_ddtree_patch.contract_check import (
+    Module,
+    check,
+    check_installed_sglang,
+    check_releases,
+    installed_release,
+    parameter_names,
+)
+from sglang_ddtree_patch.releases import NEWEST, RELEASES, SUPPORTED_VERSIONS, Release
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SGLANG = Path(next(iter(find_spec("sglang").submodule_search_locations)))
@@ -36,6 +47,11 @@ PASSES_EVERYTHING_ON = ("*args", "**kwargs")
 def entry(path: str) -> Attribute:
     (found,) = [attribute for attribute in CONTRACT if attribute.path == f"sglang.srt.{path}"]
     return found
+
+
+def release_with(*entries: Attribute) -> Release:
+    """The newest release, held to these entries alone."""
+    return replace(NEWEST, contract=entries)
 
 
 def belongs_to(attribute: Attribute, owners: list[str]) -> bool:
@@ -63,7 +79,7 @@ def test_the_contract_holds_on_the_installed_sglang():
     started = time.process_time()
     report = check_installed_sglang()
     assert [str(mismatch) for mismatch in report.mismatches] == []
-    assert report.version == version("sglang") == SUPPORTED_VERSION
+    assert report.version == report.release.version == version("sglang")
     assert time.process_time() - started < 5
 
 
@@ -122,7 +138,7 @@ def test_every_name_taken_from_sglang_stands_in_the_table(path):
 
 @pytest.mark.parametrize("path", PACKAGE, ids=lambda path: path.name)
 def test_every_function_hooked_by_name_stands_in_the_table(path):
-    if path.name == "contract.py":
+    if path.name in ("contract.py", "releases.py"):
         return
     hooked = {attribute.path for attribute in CONTRACT if attribute.use is Use.HOOK}
     for node in ast.walk(ast.parse(path.read_text())):
@@ -198,12 +214,12 @@ def test_a_changed_sglang_is_refused_with_attribute_version_and_fix(path, file, 
     target = tmp_path / "srt" / file
     target.parent.mkdir(parents=True)
     shutil.copy(SGLANG / "srt" / file, target)
-    assert check(tmp_path, "9.9.9", [entry(path)]).mismatches == ()
+    assert check(tmp_path, "9.9.9", release_with(entry(path))).mismatches == ()
     source = target.read_text()
     changed = re.sub(old, new, source)
     assert changed != source
     target.write_text(changed)
-    report = check(tmp_path, "9.9.9", [entry(path)])
+    report = check(tmp_path, "9.9.9", release_with(entry(path)))
     assert len(report.mismatches) == 1
     summary = report.summary()
     assert f"sglang.srt.{path}: expected " in summary
@@ -227,7 +243,7 @@ def test_a_mismatch_among_many_names_only_itself(tmp_path):
     (tmp_path / "srt" / "models" / "dflash.py").write_text(source.replace("def candidate_topk(", "def topk("))
     entries = [a for a in CONTRACT if re.match(r"sglang\.srt\.(models|speculative)\.", a.path)]
     assert len(entries) > 30
-    (mismatch,) = check(tmp_path, "9.9.9", entries).mismatches
+    (mismatch,) = check(tmp_path, "9.9.9", release_with(*entries)).mismatches
     assert mismatch.attribute.path == "sglang.srt.models.dflash.candidate_topk"
 
 
@@ -236,3 +252,80 @@ def test_no_sglang_at_all_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'sglang-ddtree-patch\[sglang\]'"):
         check_installed_sglang()
+
+
+# Other releases, as their wheels ship them.
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> dict[str, Path]:
+    """The package folders of the two releases before the newest."""
+    folder = tmp_path_factory.mktemp("wheels")
+    return {version: unpack(version, folder / version, ".py") / "sglang" for version in ("0.5.22", "0.5.21")}
+
+
+@pytest.mark.parametrize("version", [*SUPPORTED_VERSIONS, "of unknown version"])
+def test_every_release_that_ddtree_serves_on_fulfils_its_contract(wheels, version):
+    package = wheels.get(version, SGLANG)
+    report = check_releases(package, version)
+    assert [str(mismatch) for mismatch in report.mismatches] == []
+    assert report.release.version == (version if version in SUPPORTED_VERSIONS else NEWEST.version)
+
+
+def test_a_checkout_that_names_no_version_is_told_by_its_sources(wheels):
+    assert check_releases(wheels["0.5.22"], "of unknown version").release.version == "0.5.22"
+
+
+def test_a_release_is_not_taken_for_another(wheels):
+    """Each contract fails on the other release's sources, so the right one was found for what it says."""
+    newest, older = RELEASES
+    assert check(wheels["0.5.22"], "0.5.22", newest).mismatches
+    assert check(SGLANG, SUPPORTED_VERSION, older).mismatches
+
+
+def test_a_release_before_those_is_refused_by_attribute(wheels):
+    report = check_releases(wheels["0.5.21"], "0.5.21")
+    missing = {mismatch.attribute.path for mismatch in report.mismatches}
+    assert "sglang.srt.mem_cache.kv_loc_plan.KVLocPlan.bind" in missing
+    assert len(missing) > 20
+    assert f"pip install sglang=={SUPPORTED_VERSION}" in report.summary()
+
+
+def test_the_release_in_use_is_the_installed_one():
+    assert installed_release().version == version("sglang")
+
+
+# What releases differ in.
+
+
+def test_an_exchanged_entry_is_one_of_the_newest_contract():
+    for release in RELEASES[1:]:
+        left_out = {a.path for a in CONTRACT} - {a.path for a in release.contract}
+        added = {a.path for a in release.contract} - {a.path for a in CONTRACT}
+        assert len(CONTRACT) - len(release.contract) == len(left_out) - len(added)
+
+
+class Shards:
+    """Stands for a logits processor that may leave each rank its part of the vocabulary."""
+
+    def is_deferred_shard(self, logits):
+        return logits == "part"
+
+    def finish_deferred_gather(self, logits):
+        return "whole"
+
+
+def test_logits_are_gathered_where_a_release_leaves_that_to_the_worker():
+    newest, older = RELEASES
+    worker = SimpleNamespace(_target_logits_processor=Shards())
+    assert [newest.whole_logits(worker, given) for given in ("part", "all")] == ["whole", "all"]
+    assert newest.whole_logits(SimpleNamespace(_target_logits_processor=None), "all") == "all"
+    assert older.whole_logits(SimpleNamespace(), "all") == "all"
+
+
+def test_the_drafters_place_and_block_verification_are_read_where_a_release_has_them():
+    newest, older = RELEASES
+    assert newest.draft_layout(SimpleNamespace(draft_parallel_layout="place")) == "place"
+    assert older.draft_layout(SimpleNamespace(draft_owns_attention=False)) is False
+    assert newest.verifies_blocks(SimpleNamespace(speculative_use_block_verification=True))
+    assert not older.verifies_blocks(SimpleNamespace())

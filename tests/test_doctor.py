@@ -8,10 +8,13 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from patch_trees import ddtree_patch
+from sglang_wheels import unpack
 
 from sglang_ddtree_patch import cli, contract_check, model_catalog
 from sglang_ddtree_patch.contract import CONTRACT, SUPPORTED_VERSION
@@ -20,6 +23,8 @@ from sglang_ddtree_patch.launch import doctor_machine, doctor_sglang, probe_kern
 from sglang_ddtree_patch.launch.doctor import as_text
 from sglang_ddtree_patch.launch.doctor_check import problem
 from sglang_ddtree_patch.launch.doctor_probe import Probe, ProbeResult
+from sglang_ddtree_patch.patches.tree import SglangTree
+from sglang_ddtree_patch.releases import NEWEST
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GPU = {
@@ -75,7 +80,7 @@ def test_all_is_well_ends_with_zero_and_every_check_ok(healthy, capsys):
     assert {check["status"] for check in checks.values()} == {"ok"}
     assert list(checks) == [
         "Python", "torch", "Triton", "CUDA", "GPU", "kernel reference", "kernel triton", "SGLang", "contract",
-        "plugin found", "plugin loads", "settings",
+        "patches", "plugin found", "plugin loads", "settings",
     ]  # fmt: skip
     assert checks["GPU"]["found"] == "NVIDIA H200, sm_90, 139 GiB"
     assert checks["contract"]["found"] == f"{len(CONTRACT)} of {len(CONTRACT)} entries hold"
@@ -250,6 +255,17 @@ def test_without_sglang_and_torch_the_doctor_says_so():
         assert f"pip install sglang=={SUPPORTED_VERSION}" in checks[name]["advice"]
 
 
+def test_a_release_is_checked_without_sglang_or_torch_installed(tmp_path):
+    """The whole contract, on the sources as the wheel ships them."""
+    root = unpack("0.5.22", tmp_path, ".py")
+    command = [sys.executable, "-S", "-m", "sglang_ddtree_patch.cli", "doctor", "--json", "--root", root]
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    assert (checks["SGLang"]["found"], checks["contract"]["status"]) == ("0.5.22", "ok")
+
+
 # Another tree (--root).
 
 
@@ -260,15 +276,18 @@ def unpacked(tmp_path, monkeypatch) -> Path:
     (package / "srt" / "models").mkdir(parents=True)
     for file in ("_version.py", "srt/models/dflash.py"):
         shutil.copy(installed / file, package / file)
-    part = [attribute for attribute in CONTRACT if attribute.module == "sglang.srt.models.dflash"]
-    monkeypatch.setattr(doctor_sglang, "check", lambda *tree: contract_check.check(*tree, part))
+    part = tuple(attribute for attribute in CONTRACT if attribute.module == "sglang.srt.models.dflash")
+    release = replace(NEWEST, contract=part)
+    monkeypatch.setattr(
+        doctor_sglang, "check_releases", lambda *tree: contract_check.check_releases(*tree, [release])
+    )
     return tmp_path / "wheel"
 
 
 @pytest.mark.parametrize("inside", [".", "sglang"])
 def test_an_unpacked_tree_is_checked_and_nothing_of_this_machine(unpacked, inside, capsys):
     code, checks, _ = doctor(capsys, "--root", unpacked / inside)
-    assert (code, list(checks)) == (0, ["SGLang", "contract"])
+    assert (code, list(checks)) == (0, ["SGLang", "contract", "patches"])
     assert checks["SGLang"]["found"] == SUPPORTED_VERSION
 
 
@@ -289,7 +308,80 @@ def test_a_tree_that_cannot_be_parsed_is_said_in_words(unpacked, capsys):
 
 def test_a_folder_without_sglang_is_said_in_words(tmp_path, capsys):
     code, checks, _ = doctor(capsys, "--root", tmp_path)
-    assert (code, "no sglang/srt there" in checks["SGLang"]["found"]) == (1, True)
+    assert (code, checks["SGLang"]["found"].startswith(f"no SGLang at {tmp_path}")) == (1, True)
+
+
+# Patches.
+
+
+@pytest.fixture
+def tree(unpacked) -> Path:
+    """The unpacked tree with the file that the release's diff changes."""
+    plugins = "srt/plugins/__init__.py"
+    (unpacked / "sglang" / plugins).parent.mkdir()
+    shutil.copy(Path(find_spec("sglang").origin).parent / plugins, unpacked / "sglang" / plugins)
+    return unpacked
+
+
+def test_the_patches_of_a_tree_are_named(tree, capsys):
+    assert doctor(capsys, "--root", tree)[1]["patches"]["found"] == "none applied"
+    ddtree_patch("apply", "--root", tree)
+    capsys.readouterr()
+    code, checks, _ = doctor(capsys, "--root", tree)
+    expected = f"applied: SGLang {SUPPORTED_VERSION}, changes sglang/srt/plugins/__init__.py"
+    assert (code, checks["patches"]["found"]) == (0, expected)
+
+
+def test_a_half_applied_patch_is_a_problem(tree, capsys):
+    original = (tree / "sglang/srt/plugins/__init__.py").read_bytes()
+    ddtree_patch("apply", "--root", tree)
+    (tree / "sglang/srt/plugins/__init__.py").write_bytes(original)  # as an installer would
+    capsys.readouterr()
+    code, checks, _ = doctor(capsys, "--root", tree)
+    assert (code, checks["patches"]["status"]) == (1, "problem")
+    assert "ddtree patch apply" in checks["patches"]["advice"]
+
+
+def test_a_file_edited_behind_the_patch_is_a_problem(tree, capsys):
+    ddtree_patch("apply", "--root", tree)
+    (tree / "sglang/srt/plugins/__init__.py").write_text("mine\n")
+    capsys.readouterr()
+    code, checks, _ = doctor(capsys, "--root", tree)
+    assert (code, "was changed since it was patched" in checks["patches"]["found"]) == (1, True)
+
+
+def test_a_patched_sglang_serves_though_it_discovers_no_plugin(healthy, tree, capsys):
+    healthy.setenv("SGLANG_PLUGINS", "other")
+    healthy.setattr(doctor_sglang, "find_tree", lambda root: SglangTree(tree / "sglang"))
+    assert doctor(capsys)[0] == 1
+    ddtree_patch("apply", "--root", tree)
+    capsys.readouterr()
+    code, checks, _ = doctor(capsys)
+    assert (code, checks["plugin found"]["status"]) == (0, "ok")
+    assert checks["plugin found"]["found"] == "SGLANG_PLUGINS=other leaves it out; the patch loads it"
+
+
+def test_a_tree_with_a_ddtree_of_its_own_serves_once_it_is_patched(tmp_path, capsys):
+    root = shutil.copytree(REPOSITORY / "tests" / "in_tree_port", tmp_path / "port")
+    code, checks, _ = doctor(capsys, "--root", root)
+    assert (code, list(checks)) == (1, ["SGLang", "patches"])
+    assert checks["patches"]["advice"] == "Run: ddtree patch apply"
+    ddtree_patch("apply", "--root", root)
+    capsys.readouterr()
+    code, checks, _ = doctor(capsys, "--root", root)
+    assert (code, checks["patches"]["status"]) == (0, "ok")
+    assert checks["SGLang"]["found"] == "0.5.12, with a DDTREE of its own"
+
+
+def test_an_installed_port_needs_neither_contract_nor_plugin(healthy, tmp_path, capsys):
+    root = shutil.copytree(REPOSITORY / "tests" / "in_tree_port", tmp_path / "port")
+    healthy.setattr(doctor_sglang, "find_tree", lambda _: SglangTree(root / "sglang"))
+    healthy.delattr(doctor_sglang, "Probe")
+    ddtree_patch("apply", "--root", root)
+    capsys.readouterr()
+    code, checks, _ = doctor(capsys)
+    assert (code, checks["patches"]["status"]) == (0, "ok")
+    assert not {"contract", "plugin found", "plugin loads"} & checks.keys()
 
 
 # Two models.

@@ -38,6 +38,15 @@ def test_the_release_is_told_from_the_tree(stock, capsys, version):
     assert snapshot(stock) == before
 
 
+def test_another_release_with_the_same_file_keeps_its_name_and_a_warning(stock, capsys):
+    text = (stock / "sglang/_version.py").read_text().replace("0.5.23", "0.5.12")
+    (stock / "sglang/_version.py").write_text(text)
+    assert ddtree_patch("apply", "--root", stock) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("applied: SGLang 0.5.12 at ")
+    assert "SGLang 0.5.12 does not match what sglang-ddtree-patch relies on" in printed.err
+
+
 def test_hashes_cover_exactly_the_files_of_the_diffs():
     releases = known_releases()
     assert [release.version for release in releases] == ["0.5.23", "0.5.22"]

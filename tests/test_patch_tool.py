@@ -212,6 +212,7 @@ def test_every_action_explains_itself(action, capsys):
     with pytest.raises(SystemExit) as ended:
         ddtree_patch(action, "--help")
     assert ended.value.code == 0
+    assert f"example:\n  ddtree patch {action}" in capsys.readouterr().out
 
 
 def test_without_sglang_it_says_what_it_needs(monkeypatch, capsys):

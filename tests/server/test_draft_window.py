@@ -1,0 +1,32 @@
+"""A drafter that sees the last positions alone: the text is the target's, and drafts are still accepted."""
+
+from __future__ import annotations
+
+import pytest
+from serving import ENVIRONMENT, Oracle, Request, ask_all, ddtree_flags, differences, text_tokens, used_tokens
+
+from sglang_ddtree_patch.launch.server_process import ServerProcess
+from sglang_ddtree_patch.launch.server_template import ServerTemplate
+
+
+@pytest.mark.parametrize(
+    ("page", "width", "window"), [(16, 17, 32), (1, 4, 24)], ids=["wider than the block", "narrower"]
+)
+def test_a_drafter_with_a_window_drafts_and_the_tokens_are_stock(
+    template: ServerTemplate, stock_gqa: Oracle, page: int, width: int, window: int
+) -> None:
+    """Prompts on both sides of the window, a page boundary inside it, and a request that outgrows it."""
+    requests = [
+        Request(f"length {n}", text_tokens("tiny-gqa", n), 40, {"ignore_eos": True})
+        for n in (1, window - 1, window, window + 9, 200)
+    ]
+    expected = stock_gqa.answers(requests)
+    arguments = ddtree_flags("tiny-gqa", page, width, "--speculative-draft-window-size", str(window))
+    with ServerProcess(arguments, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
+        answers = ask_all(server, requests)
+        assert not differences(expected, answers)
+        rounds = sum(answer.meta["spec_verify_ct"] for answer in answers.values())
+        accepted = sum(answer.meta["spec_num_correct_drafts"] for answer in answers.values())
+        assert accepted > rounds, f"{accepted} accepted in {rounds} rounds"
+        assert used_tokens(server) == 0
+        assert f"draft_window_size={window}, compact_cache=True" in server.log_path.read_text()
