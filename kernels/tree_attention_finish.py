@@ -22,11 +22,11 @@ import triton.language as tl
 from sglang_ddtree_patch.kernels.tree_attention_configs import INTERPRETER_SM_COUNT, device_properties
 from sglang_ddtree_patch.kernels.tree_attention_split import (
     NOTHING_SEEN,
-    WORD_BITS,
     _accumulate,
     _load_columns,
     _logits,
 )
+from sglang_ddtree_patch.kernels.tree_attention_visible import WORD_BITS
 
 LOG2_E = 1.4426950408889634
 SMALLEST_DOT = 16  # columns a tensor-core product takes at least
