@@ -5,9 +5,9 @@ For row ``i`` of a request with committed length ``p``, over its keys ``k_0 .. k
     out_i = softmax_j(softmax_scale * q_i . k_j + m_ij) v_j
 
 where ``m_ij`` is 0 for every ``j < p`` and for the block rows that row ``i`` may see, and minus infinity
-otherwise (`kernels/reference.py` says the same in plain PyTorch). Only the last ``rows`` positions need a
-mask: the prefix is dense, so its keys are loaded once for all tree rows and all heads that share them,
-and many programs share the work of one long request.
+otherwise (`kernels/reference.py` says the same in plain PyTorch, windows and sinks included). Only the last
+``rows`` positions need a mask: the prefix is dense, so its keys are loaded once for all tree rows and all
+heads that share them, and many programs share the work of one long request.
 
 Two launches: `split_attention` leaves one partial result a split, `merge_splits` combines them. Lengths are
 read on the device and grid and workspace depend on shapes alone, so a CUDA graph captured once serves
@@ -27,11 +27,12 @@ from sglang_ddtree_patch.kernels.tree_attention_configs import (
     HeadShape,
     TreeAttentionConfig,
     choose_config,
+    converts_e4m3,
     device_properties,
     split_count,
 )
 from sglang_ddtree_patch.kernels.tree_attention_merge import merge_splits
-from sglang_ddtree_patch.kernels.tree_attention_split import split_attention
+from sglang_ddtree_patch.kernels.tree_attention_split import NO_WINDOW, split_attention
 
 LOG2_E = 1.4426950408889634
 SMALLEST_DOT = 16  # columns a tensor-core product takes at least
@@ -58,6 +59,7 @@ def plan_tree_attention(
     rows: int,
     heads: int,
     kv_heads: int,
+    window: int = NO_WINDOW.value,
     config: TreeAttentionConfig | None = None,
 ) -> TreeAttentionPlan:
     """Choose tile shape and number of splits. ``config`` forces a tile shape, for benchmarks."""
@@ -68,7 +70,9 @@ def plan_tree_attention(
     else:
         sm_count, config = INTERPRETER_SM_COUNT, config or INTERPRETER_CONFIG
     tiles = triton.cdiv(packed_rows, config.block_m)
-    return TreeAttentionPlan(config, tiles, split_count(sm_count, config, kv_heads, tiles, batch))
+    most_blocks = triton.cdiv(window + rows, config.block_n) + 1  # a window may start anywhere in a block
+    splits = min(split_count(sm_count, config, kv_heads, tiles, batch), batch * most_blocks)
+    return TreeAttentionPlan(config, tiles, splits)
 
 
 def workspace_size(
@@ -106,6 +110,9 @@ def tree_attention(
     logit_cap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    slot_map: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     config: TreeAttentionConfig | None = None,
@@ -117,7 +124,8 @@ def tree_attention(
 
     Args:
         query: [batch * rows, heads, key_dim], bfloat16, float16 or float32.
-        key_cache: [slots, kv_heads, key_dim], one layer of the KV pool, in the dtype of ``query`` or float8.
+        key_cache: [slots, kv_heads, key_dim], one layer of the KV pool, in the dtype of ``query`` or float8;
+            uint8 are the bits of float8 e4m3.
         value_cache: [slots, kv_heads, value_dim]. For MLA a view of the first columns of ``key_cache``.
         slot_table: [requests, positions] int32, the slot of each logical position. The slots of a page
             (positions ``i * page_size`` and the next ``page_size - 1``) follow one another.
@@ -129,6 +137,14 @@ def tree_attention(
         softmax_scale: factor of the logits.
         logit_cap: ``cap * tanh(logit / cap)`` where positive.
         k_scale, v_scale: what a float8 cache's keys and values are multiplied by.
+        window: how far back a row sees, inclusive: at position ``x`` it sees keys at positions
+            ``x - window`` to ``x``, ``window + 1`` of them, which is what SGLang's ``sliding_window_size``
+            means. A tree row stands at ``prefix + depth``. Without a mask row ``i`` stands at ``prefix + i``
+            and sees as far forward as back. None or negative: the whole prefix. Positions before
+            ``prefix - window`` are not read.
+        sinks: [heads], a logit a head that joins the denominator of its rows' softmax, unscaled.
+        slot_map: [slots of the table] int64: where a slot of the table lies in this cache, for layers whose
+            pool is not the table's own. None: they are the same.
         out: [batch * rows, heads, value_dim], written when given.
         workspace: float32, at least `workspace_size` elements; allocated here when not given.
         config: forces a tile shape, for benchmarks.
@@ -140,14 +156,19 @@ def tree_attention(
     kv_heads, value_dim = key_cache.shape[1], value_cache.shape[2]
     rows, group = tokens // batch, heads // kv_heads
     check_inputs(query, key_cache, value_cache, slot_table, tree_mask, batch, rows)
+    windowed = window is not None and window >= 0
+    window = min(window, NO_WINDOW.value) if windowed else NO_WINDOW.value
 
     key_main, key_rest = _two_parts(key_dim)
     value_is_key = _is_front_of(value_cache, key_cache) and value_dim == key_main
     head = HeadShape(key_dim, value_dim, value_is_key, query.element_size())
     plan = plan_tree_attention(
-        query.device, head, batch=batch, rows=rows, heads=heads, kv_heads=kv_heads, config=config
-    )
+        query.device, head,
+        batch=batch, rows=rows, heads=heads, kv_heads=kv_heads, window=window, config=config,
+    )  # fmt: skip
     config = plan.config
+    if key_cache.dtype == torch.float8_e4m3fn and query.is_cuda and not converts_e4m3(query.device):
+        key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     if out is None:
         out = query.new_empty(tokens, heads, value_dim)
     partial, partial_lse = cut_workspace(workspace, plan.splits, query.device, rows, heads, value_dim)
@@ -156,9 +177,9 @@ def tree_attention(
     capped = logit_cap > 0
     batch_block = triton.next_power_of_2(batch)
     split_attention[(plan.tiles * kv_heads * plan.splits,)](
-        query, key_cache, value_cache, slot_table, request_ids, prefix_lens,
+        query, key_cache, value_cache, slot_table, slot_map, request_ids, prefix_lens,
         request_ids if tree_mask is None else tree_mask, partial, partial_lse,
-        batch, rows, plan.tiles, plan.splits,
+        batch, rows, plan.tiles, plan.splits, window,
         query.stride(0), query.stride(1), slot_table.stride(0),
         LOG2_E if capped else LOG2_E * scale, float(logit_cap), scale / logit_cap if capped else 0.0,
         KEY_STRIDE=key_cache.stride(0), KEY_HEAD_STRIDE=key_cache.stride(1),
@@ -168,6 +189,7 @@ def tree_attention(
         VALUE_DIM=value_dim, VALUE_WIDTH=_dot_width(value_dim), VALUE_IS_KEY=value_is_key,
         MASK_WORDS=0 if tree_mask is None else tree_mask.shape[2], CAPPED=capped,
         ONE_PAGE=page_size % config.block_n == 0,
+        WINDOWED=windowed, DEEP=window < rows - 1,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, TAIL_BLOCK=config.tail_block,
         BATCH_BLOCK=batch_block, STAGES=config.stages,
         num_warps=config.warps, num_stages=config.stages,
@@ -180,7 +202,7 @@ def tree_attention(
         out.stride(0), out.stride(1), v_scale,
         KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim,
         ROWS_AT_ONCE=rows_at_once, SPLITS_AT_ONCE=32 if plan.splits > 20 * batch else 4, COLUMNS=columns,
-        BLOCK_N=config.block_n, BATCH_BLOCK=batch_block, num_warps=1,
+        BLOCK_N=config.block_n, BATCH_BLOCK=batch_block, window=window, sinks=sinks, num_warps=1,
     )  # fmt: skip
     return out
 

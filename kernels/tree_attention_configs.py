@@ -109,3 +109,9 @@ def device_properties(device: torch.device) -> tuple[tuple[int, int], int]:
     """Compute capability and number of multiprocessors."""
     properties = torch.cuda.get_device_properties(device)
     return (properties.major, properties.minor), properties.multi_processor_count
+
+
+def converts_e4m3(device: torch.device) -> bool:
+    """Whether the GPU has an instruction that converts float8 e4m3, without which Triton has no such type."""
+    capability, _ = device_properties(device)
+    return capability >= (8, 9)

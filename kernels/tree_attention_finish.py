@@ -4,7 +4,9 @@ A vendor's kernel leaves, for every row and head, the prefix's softmax average `
 its denominator ``lse``. The tree's rows of the block give the same pair ``T, lse_t`` under the ancestor
 mask, and
 
-    out = (e^lse P + e^lse_t T) / (e^lse + e^lse_t)
+    out = (e^lse P + e^lse_t T) / (e^lse + e^lse_t + e^sink)
+
+with a sink where the model has one for each head.
 
 A launch is bound by latency, not by work: the tree is at most 256 keys. So the work is cut small, into row
 tiles times KV heads times chunks of the value's columns, until it fills the GPU; the chunks repeat
@@ -22,11 +24,11 @@ import triton.language as tl
 from sglang_ddtree_patch.kernels.tree_attention_configs import INTERPRETER_SM_COUNT, device_properties
 from sglang_ddtree_patch.kernels.tree_attention_split import (
     NOTHING_SEEN,
-    WORD_BITS,
     _accumulate,
     _load_columns,
     _logits,
 )
+from sglang_ddtree_patch.kernels.tree_attention_visible import WORD_BITS
 
 LOG2_E = 1.4426950408889634
 SMALLEST_DOT = 16  # columns a tensor-core product takes at least
@@ -74,6 +76,7 @@ def finish_tree_attention(
     logit_cap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     config: FinishConfig | None = None,
 ) -> torch.Tensor:
@@ -89,7 +92,7 @@ def finish_tree_attention(
         block_slots: [batch, rows] int32, the slots of positions ``prefix .. prefix + rows - 1``.
         prefix_lens: [batch] integers, committed lengths.
         tree_mask: [batch, rows, words] int64 ancestor bitmasks; None: every row sees the whole block.
-        softmax_scale, logit_cap, k_scale, v_scale: as in `tree_attention`.
+        softmax_scale, logit_cap, k_scale, v_scale, sinks: as in `tree_attention`.
         out: [batch * rows, heads, value_dim], may be ``prefix_out``; allocated when not given.
         config: forces a tile shape.
 
@@ -115,7 +118,7 @@ def finish_tree_attention(
     capped = logit_cap > 0
     finish_attention[(batch * kv_heads * tiles * chunks,)](
         prefix_out, prefix_lse, query, key_cache, value_cache, block_slots, prefix_lens,
-        prefix_lens if tree_mask is None else tree_mask, out,
+        prefix_lens if tree_mask is None else tree_mask, sinks, out,
         rows, tiles,
         prefix_out.stride(0), prefix_out.stride(1),
         prefix_lse.stride(0), prefix_lse.stride(1), prefix_lse.stride(2),
@@ -137,10 +140,10 @@ def finish_tree_attention(
 
 @triton.jit(
     do_not_specialize=["rows", "tiles"],
-    do_not_specialize_on_alignment=["prefix_lse", "block_slots", "prefix_lens", "tree_mask"],
+    do_not_specialize_on_alignment=["prefix_lse", "block_slots", "prefix_lens", "tree_mask", "sinks"],
 )
 def finish_attention(
-    prefix_out, prefix_lse, query, key_cache, value_cache, block_slots, prefix_lens, tree_mask, out,
+    prefix_out, prefix_lse, query, key_cache, value_cache, block_slots, prefix_lens, tree_mask, sinks, out,
     rows, tiles,
     prefix_row_stride, prefix_head_stride, lse_batch_stride, lse_head_stride, lse_row_stride,
     query_row_stride, query_head_stride, out_row_stride, out_head_stride,
@@ -213,9 +216,15 @@ def finish_attention(
     prefix = tl.where(has_prefix, prefix.to(tl.float32), 0.0)
     prefix_m = tl.where(has_prefix, lse * 1.4426950408889634, NOTHING_SEEN)
     top = tl.maximum(m, prefix_m)
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=row_ok, other=0.0).to(tl.float32) * 1.4426950408889634
+        top = tl.maximum(top, sink)
     prefix_weight = tl.exp2(prefix_m - top)  # of zeros, where there is no prefix
     tree_weight = tl.exp2(m - top)
-    total = tl.maximum(prefix_weight + tree_weight * l, 1e-30)
+    total = prefix_weight + tree_weight * l
+    if sinks is not None:
+        total += tl.exp2(sink - top)
+    total = tl.maximum(total, 1e-30)
     merged = prefix_weight[:, None] * prefix + (tree_weight * v_scale)[:, None] * acc
     place = out + (token * out_row_stride + head * out_head_stride)[:, None] + column[None, :]
     tl.store(place, (merged / total[:, None]).to(out.dtype.element_ty), mask=ok)

@@ -82,6 +82,7 @@ def tree_attention_hopper(
     logit_cap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     config: HopperConfig | None = None,
@@ -144,7 +145,7 @@ def tree_attention_hopper(
         partial, partial_lse, out, prefix_lens, batch, rows, splits, out.stride(0), out.stride(1), v_scale,
         KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim,
         ROWS_AT_ONCE=1, SPLITS_AT_ONCE=32 if splits > 20 * batch else 4, COLUMNS=columns,
-        BLOCK_N=config.block_n, BATCH_BLOCK=constants["BATCH_BLOCK"], num_warps=1,
+        BLOCK_N=config.block_n, BATCH_BLOCK=constants["BATCH_BLOCK"], sinks=sinks, num_warps=1,
     )  # fmt: skip
     return out
 

@@ -16,29 +16,46 @@ last partial prefix block and the tree behind it are one masked tail, read from 
 
 MLA is the same kernel: one KV head whose value is the first part of its key, so the latent part is
 loaded once and used twice.
+
+With a sliding window a row at position ``x`` sees keys at ``x - window`` and behind. The leftmost row is
+the root, at position ``prefix``, so no row sees a key before ``prefix - window``: the walk starts with the
+block of that position, and positions before it are not read. Row ``i`` stands at ``prefix + depth_i``, and
+its depth is the number of rows it sees less one.
 """
 
 import triton
 import triton.language as tl
 
+from sglang_ddtree_patch.kernels.tree_attention_visible import row_depths, visible_keys
+
 # A finite stand-in for minus infinity: subtracting it from itself gives 0, not NaN, so a split in which
 # a row sees nothing comes out as zeros with a weight of 0 in the merge.
 NOTHING_SEEN = tl.constexpr(-1e30)
-WORD_BITS = tl.constexpr(64)
+NO_WINDOW = tl.constexpr(1 << 30)  # a window that reaches behind every position
 
 
 @triton.jit
-def split_plan(prefix_lens, batch, rows, max_splits, BLOCK_N: tl.constexpr, BATCH_BLOCK: tl.constexpr):
+def first_key(prefix, window):
+    """The leftmost position that any row of a request sees: what the root, at position ``prefix``, sees."""
+    return tl.maximum(prefix - window, 0)
+
+
+@triton.jit
+def split_plan(
+    prefix_lens, batch, rows, max_splits, BLOCK_N: tl.constexpr, BATCH_BLOCK: tl.constexpr, window=NO_WINDOW
+):
     """How the launch's ``max_splits`` splits are dealt to the requests, from their lengths on the device.
 
     Returns two int32 tensors of [BATCH_BLOCK]: the splits of each request, in proportion to its key
-    blocks and at least one, and their running sum. Rounding up adds less than one split a request, so
-    the sum stays below ``all blocks / share + batch``, which is at most ``max_splits + 1``.
+    blocks (those before the window left out) and at least one, and their running sum. Rounding up adds
+    less than one split a request, so the sum stays below ``all blocks / share + batch``, which is at most
+    ``max_splits + 1``.
     """
     request = tl.arange(0, BATCH_BLOCK)
     in_batch = request < batch
     prefix = tl.load(prefix_lens + request, mask=in_batch, other=0).to(tl.int32)
-    blocks = tl.where(in_batch, tl.cdiv(prefix + rows, BLOCK_N), 0)
+    blocks = tl.cdiv(prefix + rows, BLOCK_N) - first_key(prefix, window) // BLOCK_N
+    blocks = tl.where(in_batch, blocks, 0)
     share = tl.cdiv(tl.sum(blocks, 0), max_splits - batch + 1)
     splits = tl.cdiv(blocks, share)
     return splits, tl.cumsum(splits, 0)
@@ -57,8 +74,23 @@ def _load_columns(row_pointers, row_ok, COLUMNS: tl.constexpr, WIDTH: tl.constex
 
 
 @triton.jit
+def float_of(codes, dtype: tl.constexpr):
+    """Stored elements as ``dtype``. uint8 holds float8 e4m3 for GPUs that cannot convert it (before sm_89).
+
+    Its exponent and mantissa, moved to where float16 has them, are the value over 2^8, subnormals too.
+    """
+    if codes.dtype == tl.uint8:
+        magnitude = codes & 0x7F
+        bits = ((codes & 0x80).to(tl.uint16) << 8) | (magnitude.to(tl.uint16) << 7)
+        value = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        return tl.where(magnitude == 0x7F, float("nan"), value).to(dtype)
+    else:
+        return codes.to(dtype)
+
+
+@triton.jit
 def _load_block(
-    table_row, key_base, value_base, start, end, dtype: tl.constexpr,
+    table_row, slot_map, key_base, value_base, start, low, end, dtype: tl.constexpr,
     KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     KEY_MAIN: tl.constexpr, KEY_REST: tl.constexpr, REST_WIDTH: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_IS_KEY: tl.constexpr,
@@ -67,12 +99,15 @@ def _load_block(
     """Load the keys and values of positions ``start .. start + BLOCK - 1``: key, rest of the key, value.
 
     ``ONE_PAGE``: the block lies in one page, so one look-up gives the slots of all its positions.
-    ``MASKED``: positions from ``end`` on are not read and come back as zeros.
+    ``slot_map``: where the table's slots lie in this layer's pool, if that is not the table's own.
+    ``MASKED``: positions before ``low`` and from ``end`` on are not read and come back as zeros.
     """
     keys = tl.arange(0, BLOCK)[:, None]
-    in_range = start + keys < end
+    in_range = (start + keys >= low) & (start + keys < end)
     if ONE_PAGE:
         first_slot = tl.load(table_row + start).to(tl.int64)
+        if slot_map is not None:
+            first_slot = tl.load(slot_map + first_slot)
         key_rows = key_base + first_slot * KEY_STRIDE + keys * KEY_STRIDE
         value_rows = value_base + first_slot * VALUE_STRIDE + keys * VALUE_STRIDE
     else:
@@ -80,15 +115,17 @@ def _load_block(
             slots = tl.load(table_row + start + keys, mask=in_range, other=0).to(tl.int64)
         else:
             slots = tl.load(table_row + start + keys).to(tl.int64)
+        if slot_map is not None:
+            slots = tl.load(slot_map + slots, mask=in_range, other=0)
         key_rows = key_base + slots * KEY_STRIDE
         value_rows = value_base + slots * VALUE_STRIDE
-    key = _load_columns(key_rows, in_range, KEY_MAIN, KEY_MAIN, MASKED).to(dtype)
+    key = float_of(_load_columns(key_rows, in_range, KEY_MAIN, KEY_MAIN, MASKED), dtype)
     rest = key
     if KEY_REST > 0:
-        rest = _load_columns(key_rows + KEY_MAIN, in_range, KEY_REST, REST_WIDTH, MASKED).to(dtype)
+        rest = float_of(_load_columns(key_rows + KEY_MAIN, in_range, KEY_REST, REST_WIDTH, MASKED), dtype)
     value = key
     if not VALUE_IS_KEY:
-        value = _load_columns(value_rows, in_range, VALUE_DIM, VALUE_WIDTH, MASKED).to(dtype)
+        value = float_of(_load_columns(value_rows, in_range, VALUE_DIM, VALUE_WIDTH, MASKED), dtype)
     return key, rest, value
 
 
@@ -117,32 +154,14 @@ def _accumulate(m, l, acc, logits, value, log2_scale):  # noqa: E741
     return new_m, l, acc
 
 
-@triton.jit
-def _visible(mask_rows, row_ok, start, prefix, end, WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """What each row sees of ``BLOCK`` positions, [rows or 1, BLOCK]. Without mask ``WORDS``: all of them."""
-    position = start + tl.arange(0, BLOCK)
-    if WORDS == 0:
-        return (position < end)[None, :]
-    else:
-        # BLOCK positions touch at most two mask words, because BLOCK is at most the bits of one.
-        node = tl.maximum(position - prefix, 0)
-        word = tl.maximum(start - prefix, 0) // WORD_BITS
-        bits = tl.load(mask_rows + word, mask=row_ok, other=0)[:, None]
-        if WORDS > 1:
-            next_bits = tl.load(mask_rows + word + 1, mask=row_ok & (word + 1 < WORDS), other=0)[:, None]
-            bits = tl.where((node // WORD_BITS == word)[None, :], bits, next_bits)
-        ancestor = ((bits >> (node % WORD_BITS).to(tl.int64)[None, :]) & 1) != 0
-        return (position < prefix)[None, :] | (ancestor & (position < end)[None, :])
-
-
 # The batch's own tensors are slices of larger ones as often as not: their alignment makes no new kernel.
 @triton.jit(
-    do_not_specialize=["batch", "rows", "tiles", "max_splits"],
+    do_not_specialize=["batch", "rows", "tiles", "max_splits", "window"],
     do_not_specialize_on_alignment=["request_ids", "prefix_lens", "tree_mask"],
 )
 def split_attention(
-    query, key_cache, value_cache, slot_table, request_ids, prefix_lens, tree_mask, partial, partial_lse,
-    batch, rows, tiles, max_splits,
+    query, key_cache, value_cache, slot_table, slot_map, request_ids, prefix_lens, tree_mask,
+    partial, partial_lse, batch, rows, tiles, max_splits, window,
     query_row_stride, query_head_stride, table_stride, log2_scale, logit_cap, cap_scale,
     KEY_STRIDE: tl.constexpr, KEY_HEAD_STRIDE: tl.constexpr,
     VALUE_STRIDE: tl.constexpr, VALUE_HEAD_STRIDE: tl.constexpr,
@@ -150,6 +169,7 @@ def split_attention(
     KEY_MAIN: tl.constexpr, KEY_REST: tl.constexpr, REST_WIDTH: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_IS_KEY: tl.constexpr,
     MASK_WORDS: tl.constexpr, CAPPED: tl.constexpr, ONE_PAGE: tl.constexpr,
+    WINDOWED: tl.constexpr, DEEP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_BLOCK: tl.constexpr,
     BATCH_BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -159,7 +179,7 @@ def split_attention(
     kv_head = (tl.program_id(0) // tiles) % KV_HEADS
     split = tl.program_id(0) // (tiles * KV_HEADS)
 
-    splits, splits_end = split_plan(prefix_lens, batch, rows, max_splits, BLOCK_N, BATCH_BLOCK)
+    splits, splits_end = split_plan(prefix_lens, batch, rows, max_splits, BLOCK_N, BATCH_BLOCK, window)
     request = tl.sum((splits_end <= split).to(tl.int32), 0)
     if request >= batch:
         return
@@ -169,9 +189,11 @@ def split_attention(
 
     prefix = tl.load(prefix_lens + request).to(tl.int32)
     end = prefix + rows
-    blocks = tl.cdiv(end, BLOCK_N)
-    first_block = blocks * local_split // request_splits
-    last_block = blocks * (local_split + 1) // request_splits
+    low = first_key(prefix, window)
+    skipped = low // BLOCK_N
+    blocks = tl.cdiv(end, BLOCK_N) - skipped
+    first_block = skipped + blocks * local_split // request_splits
+    last_block = skipped + blocks * (local_split + 1) // request_splits
     whole_blocks = prefix // BLOCK_N
 
     packed = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -184,6 +206,10 @@ def split_attention(
     if KEY_REST > 0:
         q_rest = _load_columns(query_rows[:, None] + KEY_MAIN, row_ok[:, None], KEY_REST, REST_WIDTH, True)
     mask_rows = tree_mask + token * MASK_WORDS
+    request_masks = tree_mask + request.to(tl.int64) * rows * MASK_WORDS
+    row_position = prefix + row
+    if WINDOWED:
+        row_position = prefix + row_depths(mask_rows, row, row_ok, MASK_WORDS)
 
     table_row = slot_table + tl.load(request_ids + request).to(tl.int64) * table_stride
     key_base = key_cache + kv_head * KEY_HEAD_STRIDE
@@ -194,10 +220,15 @@ def split_attention(
 
     for block in tl.range(first_block, tl.minimum(last_block, whole_blocks), num_stages=STAGES):
         key, rest, value = _load_block(
-            table_row, key_base, value_base, block * BLOCK_N, end, q.dtype, KEY_STRIDE, VALUE_STRIDE,
-            KEY_MAIN, KEY_REST, REST_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_IS_KEY, BLOCK_N, ONE_PAGE, False,
+            table_row, slot_map, key_base, value_base, block * BLOCK_N, low, end, q.dtype,
+            KEY_STRIDE, VALUE_STRIDE, KEY_MAIN, KEY_REST, REST_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_IS_KEY,
+            BLOCK_N, ONE_PAGE, WINDOWED,
         )  # fmt: skip
         logits = _logits(q, q_rest, key, rest, logit_cap, cap_scale, KEY_REST, CAPPED)
+        if WINDOWED:
+            position = block * BLOCK_N + tl.arange(0, BLOCK_N)
+            in_window = position[None, :] >= row_position[:, None] - window
+            logits = tl.where(in_window, logits, float("-inf"))
         m, l, acc = _accumulate(m, l, acc, logits, value, log2_scale)  # noqa: E741
 
     tail_start = tl.maximum(first_block, whole_blocks) * BLOCK_N
@@ -205,11 +236,15 @@ def split_attention(
     # Two stages: without them the tail's keys would pass through registers, which the accumulator needs.
     for start in tl.range(tail_start, tail_end, TAIL_BLOCK, num_stages=2):
         key, rest, value = _load_block(
-            table_row, key_base, value_base, start, end, q.dtype, KEY_STRIDE, VALUE_STRIDE,
-            KEY_MAIN, KEY_REST, REST_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_IS_KEY, TAIL_BLOCK, ONE_PAGE, True,
+            table_row, slot_map, key_base, value_base, start, low, end, q.dtype,
+            KEY_STRIDE, VALUE_STRIDE, KEY_MAIN, KEY_REST, REST_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_IS_KEY,
+            TAIL_BLOCK, ONE_PAGE, True,
         )  # fmt: skip
         logits = _logits(q, q_rest, key, rest, logit_cap, cap_scale, KEY_REST, CAPPED)
-        visible = _visible(mask_rows, row_ok, start, prefix, end, MASK_WORDS, TAIL_BLOCK)
+        visible = visible_keys(
+            request_masks, mask_rows, row_ok, row_position, start, prefix, rows, window,
+            MASK_WORDS, TAIL_BLOCK, WINDOWED, DEEP,
+        )  # fmt: skip
         logits = tl.where(visible, logits, float("-inf"))
         m, l, acc = _accumulate(m, l, acc, logits, value, log2_scale)  # noqa: E741
 

@@ -83,6 +83,7 @@ class PrefixThenTree(VerifyAttention):
         *,
         softmax_scale: float,
         logit_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         pages = self._pages
         batch, rows = pages.block_slots.shape
@@ -95,7 +96,7 @@ class PrefixThenTree(VerifyAttention):
         prefix_out = prefix_out.view(query.shape[0], *prefix_out.shape[2:])
         return finish_tree_attention(
             prefix_out, prefix_lse, query, key_cache, value_cache, pages.block_slots, pages.lengths,
-            tree_mask, softmax_scale=softmax_scale, logit_cap=logit_cap, out=prefix_out,
+            tree_mask, softmax_scale=softmax_scale, logit_cap=logit_cap, sinks=sinks, out=prefix_out,
         )  # fmt: skip
 
     @abstractmethod

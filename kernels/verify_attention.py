@@ -25,8 +25,9 @@ class AttentionShape:
     key_dim: int
     value_dim: int
     value_is_key: bool  # MLA: the value is the front of the key
-    dtype: torch.dtype  # of queries, keys and values
+    dtype: torch.dtype  # of keys and values, and of queries unless it is float8
     capped: bool = False  # whether logits are capped
+    windowed: bool = False  # whether rows see a sliding window of the prefix alone
 
     @property
     def group(self) -> int:
@@ -39,7 +40,8 @@ class AttentionShape:
 
     def __str__(self) -> str:
         kind = "MLA" if self.value_is_key else "GQA"
-        return f"{kind} {self.heads}/{self.kv_heads} heads of {self.key_dim}/{self.value_dim}"
+        heads = f"{kind} {self.heads}/{self.kv_heads} heads of {self.key_dim}/{self.value_dim}"
+        return f"{heads} with a window" if self.windowed else heads
 
 
 class VerifyAttention(ABC):

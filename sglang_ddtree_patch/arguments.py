@@ -22,7 +22,6 @@ from sglang.srt.arg_groups.overrides import (
     resolving_view,
 )
 from sglang.srt.configs.hybrid_arch import mambaish_config
-from sglang.srt.configs.model_config import is_hybrid_swa_model
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.utils.hf_transformers.config import get_config
@@ -45,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 SOURCE = "sglang-ddtree-patch"
 DEFAULT_MAX_RUNNING_REQUESTS = 48
-SERVED_KV_DTYPES = frozenset({"auto", "bf16", "bfloat16"})
+SERVED_KV_DTYPES = frozenset({"auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2"})
 
 # Backends that cannot run the drafter's block: it is a target-verify forward without a causal mask.
 _CANNOT_DRAFT = frozenset({"torch_native"})
@@ -250,19 +249,21 @@ def check_model(model_config: Any) -> None:
     """Refuse targets whose per-request state is not an ordinary KV cache.
 
     Raises:
-        ConfigurationError: a recurrent hybrid or a sliding-window hybrid.
+        ConfigurationError: recurrent layers, or layers that attend to chunks or to compressed keys.
     """
     if mambaish_config(model_config) is not None:
         raise ConfigurationError(
             f"{ALGORITHM} does not serve targets with recurrent layers yet: SGLang commits their state "
             "along a chain. Use --speculative-algorithm DFLASH for this model."
         )
-    # --disable-hybrid-swa-memory clears the first of the two; the layers stay windowed.
-    if model_config.is_hybrid_swa or is_hybrid_swa_model(
-        model_config.hf_config.architectures, model_config.hf_text_config
-    ):
+    seen = None
+    if model_config.is_hybrid_swa and model_config.is_deepseek_v4_arch:
+        seen = "compressed keys"
+    elif model_config.attention_chunk_size is not None:
+        seen = "chunks of the prefix"
+    if seen is not None:
         raise ConfigurationError(
-            f"{ALGORITHM} does not serve targets that mix sliding-window and full layers yet. "
+            f"{ALGORITHM} does not serve targets whose layers attend to {seen} yet. "
             "Use --speculative-algorithm DFLASH for this model."
         )
 

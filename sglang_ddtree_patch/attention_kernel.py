@@ -107,6 +107,8 @@ def preferred(capability: tuple[int, int], shape: AttentionShape, rows: int) -> 
 
 def refusal(kernel: str, shape: AttentionShape, page_size: int, capability: tuple[int, int]) -> str | None:
     """Why a kernel cannot serve a shape on a GPU, its package missing included; None where it can."""
+    if shape.windowed:
+        return f"only {TRITON} and {REFERENCE} serve sliding windows, and the model has layers with one"
     if kernel == HOPPER:
         return _hopper_refusal(shape, page_size, capability)
     from sglang_ddtree_patch.kernels.vendor_attention import fa3_refusal, flash_mla_refusal

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
-from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MLATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import attention_backends, get_schedule, get_spec
 
-from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.tree import chain_masks
 from sglang_ddtree_patch.layer_attention import LayerAttention
+from sglang_ddtree_patch.layer_options import check_layers, check_pool, layer_options, refuse_extras
 from sglang_ddtree_patch.verify_input import TreeVerifyInput
 
 NO_GLUE = "ddtree-verify copies each tree's masks in before the graph is replayed"
@@ -31,44 +32,6 @@ def create_backend(runner: Any) -> DDTreeVerifyBackend:
     """Build the backend for a model runner, around the stock backend that serves its prefill."""
     stock, _ = attention_backends()
     return DDTreeVerifyBackend(runner, ATTENTION_BACKENDS[stock](runner))
-
-
-def check_layers(model: torch.nn.Module) -> None:
-    """Refuse a model whose layers attend otherwise than to the whole prefix.
-
-    `arguments.check_model` refuses hybrids by their config before anything loads; this catches a layer
-    whatever flag or config gave it its window.
-
-    Raises:
-        ConfigurationError: a layer with a sliding window, chunks, or a logit temperature by position.
-    """
-    for layer in model.modules():
-        if not isinstance(layer, RadixAttention):
-            continue
-        if layer.sliding_window_size > 0 or layer.use_irope or layer.xai_temperature_len > 0:
-            raise ConfigurationError(
-                f"layer {layer.layer_id} of {type(model).__name__} attends to a window or chunk of the "
-                "prefix, which ddtree-verify does not serve yet. Use --speculative-algorithm DFLASH for "
-                "this model."
-            )
-
-
-# What a model may hand to attention that changes its result: sinks, sparse selections, score functions.
-UNSERVED_EXTRAS = ("sinks", "topk_indices", "idx_q", "score_mod", "aux_tensors")
-
-
-def refuse_extras(layer: Any, extras: dict[str, Any]) -> None:
-    """Refuse a forward whose result would need more than queries, keys, values and the tree.
-
-    Raises:
-        ConfigurationError: at the first verify, which is while the server starts.
-    """
-    asked = [name for name in UNSERVED_EXTRAS if extras.get(name) is not None]
-    if asked:
-        raise ConfigurationError(
-            f"layer {layer.layer_id} attends with {', '.join(asked)}, which ddtree-verify does not serve "
-            "yet. Use --speculative-algorithm DFLASH for this model."
-        )
 
 
 class DDTreeVerifyBackend:
@@ -85,6 +48,7 @@ class DDTreeVerifyBackend:
 
     def __init__(self, runner: Any, wrapped: Any):
         check_layers(runner.model)
+        check_pool(runner.token_to_kv_pool)
         self.wrapped = wrapped
         self.kv_pool = runner.token_to_kv_pool
         self.slot_table = runner.req_to_token_pool.req_to_token
@@ -99,6 +63,7 @@ class DDTreeVerifyBackend:
         self._is_target = not runner.is_draft_worker
         self._tree_masks: torch.Tensor | None = None  # of the forward being run
         self._mask_buffer: torch.Tensor | None = None  # [max batch, width, words], for graphs
+        self._window_slots: torch.Tensor | None = None  # [rows], where window layers write in their own pool
 
     def __getattr__(self, name: str) -> Any:
         # Asked for only where this class has no answer of its own. `wrapped` itself is missing while
@@ -139,7 +104,7 @@ class DDTreeVerifyBackend:
             return
         spec_info = forward_batch.spec_info
         self._tree_masks = spec_info.tree_masks if isinstance(spec_info, TreeVerifyInput) else None
-        self._attention.prepare(forward_batch)
+        self._prepare_layers(forward_batch)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Prepare a captured or replayed forward: the live masks go to the captured buffer.
@@ -157,9 +122,15 @@ class DDTreeVerifyBackend:
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Record what a verify does once before its layers: each replay does it from the live lengths."""
         if forward_batch.forward_mode.is_target_verify():
-            self._attention.prepare(forward_batch)
+            self._prepare_layers(forward_batch)
         else:
             self.wrapped.init_forward_metadata_in_graph(forward_batch)
+
+    def _prepare_layers(self, forward_batch: Any) -> None:
+        """What is the same for all layers of a verify."""
+        self._attention.prepare(forward_batch)
+        if isinstance(self.kv_pool, SWAKVPool):
+            self._window_slots = self.kv_pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
 
     def forward(
         self,
@@ -186,6 +157,7 @@ class DDTreeVerifyBackend:
         save_kv_cache: bool = True,
         q_rope: torch.Tensor | None = None,
         k_rope: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """Write the block's keys and values to the pool, then attend every row to prefix and block.
@@ -194,6 +166,7 @@ class DDTreeVerifyBackend:
             q: [rows, heads * key_dim], or the latent part [rows, heads * value_dim] beside ``q_rope``.
             k, v: the block's keys and values for the pool, or None where they are there already.
             q_rope, k_rope: rotary parts, where an MLA model passes them apart.
+            sinks: [heads], a logit a head for the softmax's denominator, where a model has them.
 
         Returns:
             [rows, heads * value_dim] in the dtype of ``q``.
@@ -201,6 +174,8 @@ class DDTreeVerifyBackend:
         if not forward_batch.forward_mode.is_target_verify():
             if q_rope is not None:
                 kwargs |= {"q_rope": q_rope, "k_rope": k_rope}
+            if sinks is not None:
+                kwargs["sinks"] = sinks
             return self.wrapped.forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
         refuse_extras(layer, kwargs)
         heads, key_dim, value_dim = layer.tp_q_head_num, layer.qk_head_dim, layer.v_head_dim
@@ -218,17 +193,20 @@ class DDTreeVerifyBackend:
             self._masks_for(layer, batch, rows=query.shape[0] // batch),
             softmax_scale=layer.scaling,
             logit_cap=layer.logit_cap,
+            **layer_options(layer, self.kv_pool, sinks),
         )
         return attended.view(-1, heads * value_dim)
 
     def _write_block(
         self, layer: Any, forward_batch: Any, k: torch.Tensor, v: torch.Tensor, k_rope: torch.Tensor | None
     ) -> None:
-        location = KVWriteLoc.for_batch(forward_batch)
+        location = KVWriteLoc.for_batch(forward_batch, swa_loc=self._window_slots)
         if k_rope is not None:
             self.kv_pool.set_mla_kv_buffer(layer, location, k, k_rope)
-        else:
+        elif isinstance(self.kv_pool, MLATokenToKVPool):
             self.kv_pool.set_kv_buffer(layer, location, k, v)
+        else:
+            self.kv_pool.set_kv_buffer(layer, location, k, v, layer.k_scale, layer.v_scale)
 
     def _masks_for(self, layer: Any, batch: int, rows: int) -> torch.Tensor | None:
         """The tree's masks; without a tree, all rows for the drafter's layers and a chain for others."""

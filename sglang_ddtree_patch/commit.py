@@ -11,23 +11,28 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from sglang_ddtree_patch.kernels.accept import AcceptedPath
 from sglang_ddtree_patch.kernels.device import has_kernels
 
 
 class TargetKVCommit:
-    """Moves accepted rows in one KV pool: one launch where the layout is known, else the pool's own move."""
+    """Moves accepted rows in one KV pool: one launch where the layout is known, else the pool's own move.
+
+    A hybrid's pool is two, one of full and one of window layers, with slots of their own: a launch each.
+    """
 
     def __init__(self, pool: Any):
         self._pool = pool
-        self._buffers = None
-        buffers = row_buffers(pool)
+        self._parts = None
+        parts = [pool.full_kv_pool, pool.swa_kv_pool] if type(pool) is SWAKVPool else [pool]
+        buffers = [row_buffers(part) for part in parts]
         # ROCm's pools may lay blocks out otherwise.
-        if buffers and has_kernels(buffers[0].device):
+        if all(buffers) and has_kernels(buffers[0][0].device):
             from sglang_ddtree_patch.kernels.commit import RowBuffers
 
-            self._buffers = RowBuffers.of(buffers)
+            self._parts = [RowBuffers.of(part) for part in buffers]
 
     def __call__(self, slots: torch.Tensor, accepted: AcceptedPath) -> None:
         """Move the accepted rows' KV, all layers, to the front of each request's block.
@@ -37,12 +42,15 @@ class TargetKVCommit:
             accepted: the walks. Columns past a walk hold themselves, which keeps the shape fixed and the
                 host out of it.
         """
-        if self._buffers is not None:
-            from sglang_ddtree_patch.kernels.commit import commit_rows
-
-            commit_rows(self._buffers, slots, accepted.rows)
-        else:
+        if self._parts is None:
             move_by_offset(self._pool, slots, accepted)
+            return
+        from sglang_ddtree_patch.kernels.commit import commit_rows
+
+        commit_rows(self._parts[0], slots, accepted.rows)
+        if len(self._parts) > 1:
+            window_slots = self._pool.translate_loc_from_full_to_swa(slots)
+            commit_rows(self._parts[1], window_slots, accepted.rows)
 
 
 def move_by_offset(pool: Any, slots: torch.Tensor, accepted: AcceptedPath) -> None:

@@ -11,6 +11,7 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang_ddtree_patch.attention_kernel import build_attention, choose_kernel
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.verify_attention import AttentionShape, VerifyAttention
+from sglang_ddtree_patch.layer_options import has_window
 
 logger = logging.getLogger(__name__)
 
@@ -93,4 +94,5 @@ def shape_in_pool(layer: Any, kv_pool: Any) -> AttentionShape | None:
         value_is_key=keys.data_ptr() == values.data_ptr(),
         dtype=keys.dtype,
         capped=layer.logit_cap > 0,
+        windowed=has_window(layer),
     )

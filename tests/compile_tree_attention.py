@@ -1,9 +1,10 @@
 """Compile the table's configurations of tree attention for GPUs that need not be here.
 
-    python tests/compile_tree_attention.py          every entry for every capability
+    python tests/compile_tree_attention.py          every entry and variant for every capability
     python tests/compile_tree_attention.py --tight  those that come nearest to the GPU's shared memory
 
-Prints one JSON line each: capability, kind, bytes an element, configuration, shared memory used and allowed.
+Prints one JSON line each: capability, kind, bytes an element, variant, configuration, shared memory used and
+allowed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 
 import torch
 import triton
-from tree_attention_inputs import Case, make_inputs
+from tree_attention_inputs import E4M3_BITS, FLOAT8, Case, make_inputs
 from triton.backends.compiler import GPUTarget
 
 from sglang_ddtree_patch.kernels import tree_attention as public
@@ -25,6 +26,7 @@ from sglang_ddtree_patch.kernels.tree_attention_configs import (
     TreeAttentionConfig,
     gpu_class,
 )
+from sglang_ddtree_patch.kernels.tree_attention_merge import merge_splits
 from sglang_ddtree_patch.kernels.tree_attention_split import split_attention
 
 CAPABILITIES = {
@@ -42,6 +44,28 @@ CASES = {
         prefixes=(1,), rows=4, heads=8, kv_heads=1, key_dim=576, value_dim=512, page_size=64, mla=True
     ),
 }
+# What a layer may ask for besides: the window is shorter than the tree, so its code is the longest there is.
+E4M3, E5M2 = FLOAT8
+VARIANTS = {
+    "plain": {},
+    "windowed": {"window": 2, "sinks": True, "mapped": True},
+    "e4m3": {"cache_dtype": E4M3},
+    "e4m3 bits": {"cache_dtype": E4M3_BITS},
+    "e5m2": {"cache_dtype": E5M2},
+}
+# Beside "plain" for every kind of head: each variant once, where shared memory is scarce.
+TIGHT_VARIANTS = {
+    ("compact", "gqa"): ["windowed", "e5m2"],
+    ("compact", "mla"): ["e4m3"],
+    ("ampere", "mla"): ["e4m3 bits"],
+}
+
+
+def variants(name: str, capability: tuple[int, int], kind: str, tight: bool) -> list[str]:
+    """The variants to compile; e4m3 as itself where the GPU converts it, else from its bits."""
+    wanted = ["plain", *TIGHT_VARIANTS.get((name, kind), [])] if tight else list(VARIANTS)
+    other = "e4m3 bits" if capability >= (8, 9) else "e4m3"
+    return [variant for variant in wanted if variant != other]
 
 
 class DriverOf:
@@ -81,33 +105,37 @@ class Skip:
         return lambda *arguments, **constants: None
 
 
-def shared_memory(capability: tuple[int, int], kind: str, size: int, config: TreeAttentionConfig) -> int:
+def shared_memory(
+    capability: tuple[int, int], kind: str, size: int, variant: str, config: TreeAttentionConfig
+) -> int:
     """Bytes of shared memory that the compiled kernel uses."""
     triton.runtime.driver.set_active(DriverOf(capability))
-    public.split_attention, public.merge_splits = CompileOnly(split_attention), Skip()
-    case = CASES[kind]
+    public.split_attention, public.merge_splits = CompileOnly(split_attention), CompileOnly(merge_splits)
+    case = CASES[kind].with_(**VARIANTS[variant])
     public.tree_attention(**make_inputs(case, "cpu", DTYPES[size]), page_size=case.page_size, config=config)
     return public.split_attention.compiled.metadata.shared
 
 
-def entries(tight: bool) -> Iterator[tuple[tuple[int, int], str, int, TreeAttentionConfig]]:
+def entries(tight: bool) -> Iterator[tuple[tuple[int, int], str, int, str, TreeAttentionConfig]]:
     for (name, kind, size), table in CONFIGS.items():
         if tight and not (size == 2 and (kind == "mla" or name == "compact")):
             continue
         capabilities = CAPABILITIES["compact" if name == "any" else name]
         for capability in capabilities[-1:] if tight else capabilities:
-            for _, config in table[-1:] if tight else table:
-                yield capability, kind, size, config
+            for variant in variants(name, capability, kind, tight):
+                for _, config in table[-1:] if tight else table:
+                    yield capability, kind, size, variant, config
 
 
 if __name__ == "__main__":
-    for capability, kind, size, config in entries(tight="--tight" in sys.argv):
+    for capability, kind, size, variant, config in entries(tight="--tight" in sys.argv):
         report = {
             "capability": capability,
             "kind": kind,
             "element_size": size,
+            "variant": variant,
             "config": dataclasses.asdict(config),
-            "shared": shared_memory(capability, kind, size, config),
+            "shared": shared_memory(capability, kind, size, variant, config),
             "allowed": SHARED_MEMORY[gpu_class(capability)],
         }
         print(json.dumps(report), flush=True)

@@ -112,7 +112,7 @@ def test_a_plain_ddtree_server_is_accepted():
         ({"speculative_accept_threshold_acc": 0.9}, "threshold-acc 0.9", "leave it out"),
         ({"speculative_draft_window_size": 0}, "--speculative-draft-window-size 0", "leave it out"),
         ({"enable_deterministic_inference": True}, "--enable-deterministic-inference", "leave it out"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2", "leave it out"),
+        ({"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype nvfp4", "leave it out"),
         ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4", "SGLANG_DDTREE_TOPK"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
@@ -307,29 +307,28 @@ def test_a_replaced_page_size_is_refused_with_the_one_that_works():
 
 
 @pytest.mark.parametrize(
-    ("recurrent", "sliding", "reason"),
-    [(object(), False, "recurrent layers"), (None, True, "sliding-window")],
+    ("recurrent", "target", "reason"),
+    [
+        (object(), {}, "recurrent layers"),
+        (None, {"is_hybrid_swa": True, "is_deepseek_v4_arch": True}, "compressed keys"),
+        (None, {"attention_chunk_size": 8192}, "chunks"),
+    ],
 )
-def test_a_target_with_other_state_than_kv_is_sent_to_dflash(monkeypatch, recurrent, sliding, reason):
+def test_a_target_that_is_not_served_is_sent_to_dflash(monkeypatch, recurrent, target, reason):
     monkeypatch.setattr(arguments, "mambaish_config", lambda model_config: recurrent)
     with pytest.raises(ConfigurationError, match=rf"{reason}.*--speculative-algorithm DFLASH"):
-        arguments.check_model(target(is_hybrid_swa=sliding))
+        arguments.check_model(model_config(**target))
 
 
-def test_an_ordinary_target_is_accepted(monkeypatch):
+@pytest.mark.parametrize("is_hybrid_swa", [False, True])
+def test_a_target_with_full_and_with_window_layers_is_accepted(monkeypatch, is_hybrid_swa):
     monkeypatch.setattr(arguments, "mambaish_config", lambda model_config: None)
-    arguments.check_model(target())
+    arguments.check_model(model_config(is_hybrid_swa=is_hybrid_swa))
 
 
-def test_a_window_hybrid_is_refused_though_a_flag_hides_it(monkeypatch):
-    monkeypatch.setattr(arguments, "mambaish_config", lambda model_config: None)
-    with pytest.raises(ConfigurationError, match="sliding-window"):
-        arguments.check_model(target(architecture="LagunaForCausalLM"))
-
-
-def target(architecture: str = "Qwen3ForCausalLM", is_hybrid_swa: bool = False) -> SimpleNamespace:
-    config = SimpleNamespace(architectures=[architecture])
-    return SimpleNamespace(is_hybrid_swa=is_hybrid_swa, hf_config=config, hf_text_config=None)
+def model_config(**settings: object) -> SimpleNamespace:
+    ordinary = {"is_hybrid_swa": False, "is_deepseek_v4_arch": False, "attention_chunk_size": None}
+    return SimpleNamespace(**{**ordinary, **settings})
 
 
 # Whole command lines, through SGLang's own resolution on the CPU platform.

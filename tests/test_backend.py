@@ -1,107 +1,158 @@
-"""The backend refuses layers it would attend wrongly, and gives every other layer a kernel that fits it."""
+"""The backend on real KV pools: what it writes and attends to, layer by layer."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_ddtree_patch.backend import UNSERVED_EXTRAS, check_layers, refuse_extras
-from sglang_ddtree_patch.errors import ConfigurationError
+from sglang_ddtree_patch import backend
+from sglang_ddtree_patch.backend import DDTreeVerifyBackend
+from sglang_ddtree_patch.cpu_kv_pool import CpuMHATokenToKVPool
 from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.layer_attention import LayerAttention, shape_in_pool
+from sglang_ddtree_patch.kernels.tree import ancestor_masks
+from sglang_ddtree_patch.verify_input import TreeVerifyInput
+
+HEADS, KV_HEADS, DIM = 4, 2, 16
+PREFIX, ROWS, PAGE = 37, 6, 8
+SLOTS = 64
+SCALE = DIM**-0.5
+POOL = {
+    "page_size": PAGE, "dtype": torch.float32, "head_num": KV_HEADS, "head_dim": DIM, "device": "cpu",
+    "enable_memory_saver": False,
+}  # fmt: skip
+PARENTS = torch.tensor([[-1, 0, 0, 1, 3, 3]])
 
 
-def model_with(**settings) -> torch.nn.Module:
-    layers = [
-        RadixAttention(4, 64, 0.125, 2, layer_id=0),
-        RadixAttention(4, 64, 0.125, 2, layer_id=1, **settings),
-    ]
-    return torch.nn.Sequential(*layers)
+@pytest.fixture(autouse=True)
+def settings(monkeypatch):
+    """What the backend asks SGLang's running server for."""
+    monkeypatch.setattr(backend, "get_schedule", lambda: SimpleNamespace(page_size=PAGE))
+    monkeypatch.setattr(backend, "get_spec", lambda: SimpleNamespace(speculative_num_draft_tokens=ROWS))
 
 
-def test_layers_that_see_the_whole_prefix_are_served():
-    check_layers(model_with())
+class Round:
+    """One request behind a prefix, its slots dealt page by page, and a block to verify."""
 
+    def __init__(self, pool: object, *layers: RadixAttention):
+        generator = torch.Generator().manual_seed(0)
+        self.pool = pool
+        self.draw = lambda *shape: torch.randn(shape, generator=generator)
+        pages = torch.tensor([5, 2, 7, 1, 4, 3])
+        self.slots = (pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
+        table = torch.zeros((2, 64), dtype=torch.int32)
+        table[1, : len(self.slots)] = self.slots.int()
+        self.table = table
+        runner = SimpleNamespace(
+            model=torch.nn.Sequential(*layers), token_to_kv_pool=pool, device="cpu", is_draft_worker=False,
+            req_to_token_pool=SimpleNamespace(req_to_token=table),
+        )  # fmt: skip
+        self.backend = DDTreeVerifyBackend(runner, wrapped=None)
+        self.masks = ancestor_masks(PARENTS, max_depth=ROWS)
+        self.batch = SimpleNamespace(
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            batch_size=1,
+            input_ids=torch.zeros(ROWS),
+            req_pool_indices=torch.tensor([1]),
+            seq_lens=torch.tensor([PREFIX]),
+            out_cache_loc=self.slots[PREFIX : PREFIX + ROWS],
+            out_cache_loc_is_physical=True,
+            spec_info=self.tree_input(),
+        )
+        self.backend.init_forward_metadata(self.batch)
 
-@pytest.mark.parametrize("settings", [{"sliding_window_size": 16}, {"use_irope": True}])
-def test_a_layer_that_sees_part_of_the_prefix_is_refused_by_number(settings):
-    with pytest.raises(ConfigurationError, match=r"layer 1 .* window or chunk.*DFLASH"):
-        check_layers(model_with(**settings))
+    def tree_input(self) -> TreeVerifyInput:
+        spec_info = object.__new__(TreeVerifyInput)
+        spec_info.tree_masks = self.masks
+        return spec_info
 
+    def attend(self, layer: RadixAttention, prefix_keys, prefix_values, **extras) -> tuple[torch.Tensor, ...]:
+        """Verify a block behind a prefix in the pool: queries, all keys and values, and the result."""
+        keys = torch.cat([prefix_keys, self.draw(ROWS, KV_HEADS, DIM)])
+        values = torch.cat([prefix_values, self.draw(ROWS, KV_HEADS, DIM)])
+        query = self.draw(ROWS, HEADS * DIM)
+        out = self.backend.forward(
+            query, keys[PREFIX:].clone(), values[PREFIX:].clone(), layer, self.batch, **extras
+        )
+        return query.view(ROWS, HEADS, DIM), keys, values, out.view(ROWS, HEADS, DIM)
 
-@pytest.mark.parametrize("name", UNSERVED_EXTRAS)
-def test_what_would_change_the_result_of_attention_is_refused_by_name(name):
-    layer = model_with()[1]
-    refuse_extras(layer, {name: None, "harmless": 1})
-    with pytest.raises(ConfigurationError, match=rf"layer 1 attends with {name}"):
-        refuse_extras(layer, {name: torch.ones(1)})
-
-
-class Pool:
-    """Keys and values of each layer, as SGLang's pools hand them out."""
-
-    def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor]):
-        self.keys, self.values = keys, values
-
-    def get_key_buffer(self, layer_id: int) -> torch.Tensor:
-        return self.keys[layer_id]
-
-    def get_value_buffer(self, layer_id: int) -> torch.Tensor:
-        return self.values[layer_id]
-
-
-def layer_attention(model: torch.nn.Module, pool: Pool, slot_table: torch.Tensor) -> LayerAttention:
-    return LayerAttention(model, pool, slot_table, device="cpu", page_size=4, rows=3)
-
-
-def test_layers_of_two_kinds_each_get_their_own_attention():
-    """Heads may differ from layer to layer; layers of one kind share what a forward prepares."""
-    layers = [
-        RadixAttention(4, 16, 0.25, 2, layer_id=0),
-        RadixAttention(4, 16, 0.25, 2, layer_id=1),
-        RadixAttention(2, 32, 0.5, 1, layer_id=2, logit_cap=5.0),
-    ]
-    shapes = [(2, 16), (2, 16), (1, 32)]
-    pool = Pool(*([torch.randn(64, *shape) for shape in shapes] for _ in range(2)))
-    slot_table = torch.arange(64, dtype=torch.int32).view(2, 32)
-    attention = layer_attention(torch.nn.Sequential(*layers), pool, slot_table)
-    assert attention[0] is attention[1]
-    assert attention[0] is not attention[2]
-
-    batch = SimpleNamespace(
-        input_ids=torch.zeros(6), batch_size=2, req_pool_indices=torch.tensor([1, 0]),
-        seq_lens=torch.tensor([9, 20]),
-    )  # fmt: skip
-    attention.prepare(batch)
-    for layer in layers:
-        query = torch.randn(6, layer.tp_q_head_num, layer.qk_head_dim)
-        cache = pool.keys[layer.layer_id], pool.values[layer.layer_id]
-        options = {"softmax_scale": layer.scaling, "logit_cap": layer.logit_cap}
-        result = attention[layer.layer_id].attend(query, *cache, None, **options)
-        assert torch.equal(
-            result,
-            tree_attention_reference(
-                query, *cache, slot_table, batch.req_pool_indices, batch.seq_lens, None, **options
-            ),
+    def expected(self, query, keys, values, **options) -> torch.Tensor:
+        places = torch.arange(len(keys), dtype=torch.int32)[None]
+        first, length = torch.tensor([0]), torch.tensor([PREFIX])
+        return tree_attention_reference(
+            query, keys, values, places, first, length, self.masks, softmax_scale=SCALE, **options
         )
 
 
-def test_mla_layers_are_known_by_what_the_pool_holds():
-    """The prefill twin of a layer, over expanded keys, has the same number and is not asked to verify."""
-    latent = RadixAttention(8, 576, 0.1, 1, layer_id=0, v_head_dim=512)
-    expanded = RadixAttention(8, 192, 0.1, 8, layer_id=0, v_head_dim=128)
-    keys = torch.randn(8, 1, 576)
-    pool = Pool([keys], [keys[..., :512]])
-    assert shape_in_pool(expanded, pool) is None
-    shape = shape_in_pool(latent, pool)
-    assert shape.value_is_key
-    assert (shape.heads, shape.kv_heads, shape.key_dim, shape.value_dim) == (8, 1, 576, 512)
-    layer_attention(torch.nn.Sequential(expanded, latent), pool, torch.zeros(1, 8, dtype=torch.int32))
+def layer(**settings) -> RadixAttention:
+    return RadixAttention(HEADS, DIM, SCALE, KV_HEADS, **{"layer_id": 0, **settings})
 
 
-def test_a_pool_in_another_layout_is_refused():
-    model = torch.nn.Sequential(RadixAttention(4, 16, 0.25, 2, layer_id=0))
-    by_head = torch.zeros(16, 2, 4, 16)  # pages, heads, positions of a page, width
-    with pytest.raises(ConfigurationError, match=r"layout that ddtree-verify does not read.*DFLASH"):
-        layer_attention(model, Pool([by_head], [by_head]), torch.zeros(1, 8, dtype=torch.int32))
+def test_windows_and_sinks_of_a_layer_reach_its_attention():
+    one = layer(sliding_window_size=9)
+    verify = Round(CpuMHATokenToKVPool(size=SLOTS, layer_num=1, **POOL), one)
+    prefix = verify.draw(PREFIX, KV_HEADS, DIM), verify.draw(PREFIX, KV_HEADS, DIM)
+    verify.pool.set_kv_buffer(one, verify.slots[:PREFIX], *(part.clone() for part in prefix))
+    sinks = verify.draw(HEADS)
+    query, keys, values, out = verify.attend(one, *prefix, sinks=sinks)
+    torch.testing.assert_close(out, verify.expected(query, keys, values, window=9, sinks=sinks))
+    assert not torch.allclose(out, verify.expected(query, keys, values, sinks=sinks))
+    assert not torch.allclose(out, verify.expected(query, keys, values, window=9))
+
+
+def test_without_a_tree_a_drafters_rows_see_their_whole_block_within_the_window():
+    """As SGLang's other backends treat an encoder layer: the window reaches both ways."""
+    one = layer(sliding_window_size=3, attn_type=AttentionType.ENCODER_ONLY)
+    verify = Round(CpuMHATokenToKVPool(size=SLOTS, layer_num=1, **POOL), one)
+    verify.masks = verify.batch.spec_info.tree_masks = None
+    verify.backend.init_forward_metadata(verify.batch)
+    prefix = verify.draw(PREFIX, KV_HEADS, DIM), verify.draw(PREFIX, KV_HEADS, DIM)
+    verify.pool.set_kv_buffer(one, verify.slots[:PREFIX], *(part.clone() for part in prefix))
+    query, keys, values, out = verify.attend(one, *prefix)
+    torch.testing.assert_close(out, verify.expected(query, keys, values, window=3))
+
+
+def test_each_layer_of_a_hybrid_writes_and_reads_its_own_pool():
+    """The pools deal their slots differently, and pages that left the window belong to nobody."""
+    full, window = layer(layer_id=0), layer(layer_id=1, sliding_window_size=9)
+    pool = SWAKVPool(
+        size=SLOTS, size_swa=SLOTS, swa_attention_layer_ids=[1], full_attention_layer_ids=[0],
+        token_to_kv_pool_class=CpuMHATokenToKVPool, **POOL,
+    )  # fmt: skip
+    slot_map = torch.zeros(SLOTS + PAGE + 1, dtype=torch.int64)
+    # Pages of position 24 and behind: where the slot table has them, and where the window pool does.
+    for page, own in ((1, 6), (4, 8), (3, 2)):
+        slot_map[page * PAGE : (page + 1) * PAGE] = torch.arange(own * PAGE, (own + 1) * PAGE)
+    pool.register_mapping(slot_map)
+    verify = Round(pool, full, window)
+    for one, options in ((full, {}), (window, {"window": 9})):
+        prefix = verify.draw(PREFIX, KV_HEADS, DIM), verify.draw(PREFIX, KV_HEADS, DIM)
+        live = 24 if one is window else 0
+        target = pool.swa_kv_pool if one is window else pool.full_kv_pool
+        slots = slot_map[verify.slots] if one is window else verify.slots
+        target.k_buffer[0].fill_(torch.nan)
+        target.v_buffer[0].fill_(torch.nan)
+        target.k_buffer[0][slots[live:PREFIX]] = prefix[0][live:]
+        target.v_buffer[0][slots[live:PREFIX]] = prefix[1][live:]
+        query, keys, values, out = verify.attend(one, *prefix)
+        torch.testing.assert_close(out, verify.expected(query, keys, values, **options))
+        assert torch.equal(target.k_buffer[0][slots[PREFIX : PREFIX + ROWS]], keys[PREFIX:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_float8_pool_is_written_and_read_with_the_layers_scales(dtype):
+    one = layer()
+    one.k_scale, one.v_scale = torch.tensor(0.25), torch.tensor(2.0)
+    one.k_scale_float, one.v_scale_float = 0.25, 2.0
+    verify = Round(CpuMHATokenToKVPool(size=SLOTS, layer_num=1, **{**POOL, "dtype": dtype}), one)
+    prefix = verify.draw(PREFIX, KV_HEADS, DIM), verify.draw(PREFIX, KV_HEADS, DIM)
+    verify.pool.set_kv_buffer(
+        one, verify.slots[:PREFIX], *(part.clone() for part in prefix), one.k_scale, one.v_scale
+    )
+    query, keys, values, out = verify.attend(one, *prefix)
+    stored_keys = (keys / 0.25).to(dtype).float() * 0.25
+    stored_values = (values / 2.0).to(dtype).float() * 2.0
+    torch.testing.assert_close(out, verify.expected(query, stored_keys, stored_values))
+    assert not torch.allclose(out, verify.expected(query, keys, values), rtol=1e-3)

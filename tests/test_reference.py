@@ -78,36 +78,61 @@ class Case:
     def attend(self, masked: bool = True, **options) -> torch.Tensor:
         masks = ancestor_masks(self.parents, max_depth=self.parents.shape[1]) if masked else None
         return tree_attention_reference(
-            self.query, self.key_cache, self.value_cache, self.slot_table, self.request_ids,
-            self.prefix_lens, masks, **options,
+            self.query,
+            self.key_cache,
+            self.value_cache,
+            self.slot_table,
+            self.request_ids,
+            self.prefix_lens,
+            masks,
+            **options,
         )
 
-    def visible_positions(self, request: int, row: int, masked: bool) -> list[int]:
-        prefix = int(self.prefix_lens[request])
-        if not masked:
-            return list(range(prefix + self.parents.shape[1]))
-        block, ancestor = [], row
-        while ancestor >= 0:
-            block.append(prefix + ancestor)
-            ancestor = int(self.parents[request, ancestor])
-        return [*range(prefix), *block]
+    def path(self, request: int, row: int) -> list[int]:
+        """The row and its ancestors, from itself to its root."""
+        rows = [row]
+        while (parent := int(self.parents[request, rows[-1]])) >= 0:
+            rows.append(parent)
+        return rows
 
-    def expected(self, scale: float, cap: float = 0.0, masked: bool = True) -> np.ndarray:
+    def visible_places(self, request: int, row: int, masked: bool, window: int | None) -> list[int]:
+        """Places in the slot table of the keys a row sees, a window counted by position: depth, not row."""
+        prefix, rows = int(self.prefix_lens[request]), self.parents.shape[1]
+        position = {place: place for place in range(prefix)}
+        if masked:
+            for block_row in self.path(request, row):
+                position[prefix + block_row] = prefix + len(self.path(request, block_row)) - 1
+            own = prefix + len(self.path(request, row)) - 1
+        else:
+            position |= {place: place for place in range(prefix, prefix + rows)}
+            own = prefix + row
+        return [place for place, at in position.items() if window is None or abs(own - at) <= window]
+
+    def expected(
+        self,
+        scale: float,
+        cap: float = 0.0,
+        masked: bool = True,
+        window: int | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> np.ndarray:
         rows = self.parents.shape[1]
         group = self.query.shape[1] // self.key_cache.shape[1]
         out = np.empty((*self.query.shape[:2], self.value_cache.shape[2]))
         for index in range(len(self.query)):
             request, row = divmod(index, rows)
-            positions = self.visible_positions(request, row, masked)
-            slots = self.slot_table[self.request_ids[request], positions].long()
+            places = self.visible_places(request, row, masked, window)
+            slots = self.slot_table[self.request_ids[request], places].long()
             for head in range(self.query.shape[1]):
                 keys = self.key_cache[slots, head // group].double().numpy()
                 values = self.value_cache[slots, head // group].double().numpy()
                 logits = keys @ self.query[index, head].double().numpy() * scale
                 if cap:
                     logits = cap * np.tanh(logits / cap)
-                weights = np.exp(logits - logits.max())
-                out[index, head] = weights @ values / weights.sum()
+                sink = -np.inf if sinks is None else float(sinks[head])
+                top = max(logits.max(), sink)
+                weights = np.exp(logits - top)
+                out[index, head] = weights @ values / (weights.sum() + np.exp(sink - top))
         return out
 
 
@@ -141,10 +166,68 @@ def test_without_a_mask_every_row_sees_the_whole_block():
 def test_a_logit_cap_squashes_logits_before_the_softmax(cap):
     case = Case.make(SHAPES["GQA"], rows=8)
     expected = torch.from_numpy(case.expected(1.0, cap=cap)).float()
-    torch.testing.assert_close(
-        case.attend(softmax_scale=1.0, logit_cap=cap), expected, rtol=1e-5, atol=1e-6
-    )
+    torch.testing.assert_close(case.attend(softmax_scale=1.0, logit_cap=cap), expected, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(expected, case.attend(softmax_scale=1.0), atol=1e-3)
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["tree", "no mask"])
+@pytest.mark.parametrize("window", [0, 1, 2, 5, 16, 63, 500])
+def test_a_window_reaches_back_by_position_and_both_ways_without_a_mask(window, masked):
+    """Small windows cut ancestors off by their depth, larger ones cut the prefix of deep rows further in."""
+    case = Case.make(SHAPES["GQA"], rows=12, seed=window)
+    case.parents[0, 1:11] = torch.arange(10)  # a chain as deep as it is wide, beside random trees
+    expected = torch.from_numpy(case.expected(0.25, masked=masked, window=window)).float()
+    found = case.attend(masked=masked, softmax_scale=0.25, window=window)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, -1])
+def test_no_window_is_the_whole_prefix(window):
+    case = Case.make(SHAPES["GQA"], prefixes=(0, 40), rows=4)
+    expected = case.attend(softmax_scale=0.25)
+    assert torch.equal(case.attend(softmax_scale=0.25, window=window), expected)
+    assert not torch.allclose(case.attend(softmax_scale=0.25, window=39), expected)
+
+
+def test_keys_before_the_window_are_not_read():
+    """What left the window may be gone: other pools hand its slots to other requests."""
+    case = Case.make(SHAPES["GQA"], prefixes=(40, 9), rows=5)
+    expected = case.attend(softmax_scale=0.25, window=16)
+    gone = case.slot_table[case.request_ids[0], : 40 - 16].long()
+    case.key_cache[gone] = torch.nan
+    case.value_cache[gone] = torch.nan
+    assert torch.equal(case.attend(softmax_scale=0.25, window=16), expected)
+
+
+def test_a_sink_joins_the_denominator_of_its_head_alone():
+    case = Case.make(SHAPES["GQA"], rows=6)
+    sinks = torch.tensor([-torch.inf, -3.0, 0.0, 1.0, 2.0, 4.0, 9.0, 30.0])
+    expected = torch.from_numpy(case.expected(0.25, sinks=sinks)).float()
+    torch.testing.assert_close(case.attend(softmax_scale=0.25, sinks=sinks), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(
+        case.attend(softmax_scale=0.25, sinks=sinks)[:, 0], case.attend(softmax_scale=0.25)[:, 0]
+    )
+
+
+def test_a_cache_of_its_own_is_found_through_the_slot_map():
+    """Layers with a window may live in a smaller pool, whose slots a map gives for each slot of the table."""
+    case = Case.make(SHAPES["GQA"], prefixes=(5, 30), rows=4)
+    order = torch.randperm(len(case.key_cache), generator=torch.Generator().manual_seed(0))
+    expected = case.attend(softmax_scale=0.25)
+    slot_map = torch.empty_like(order)
+    slot_map[order] = torch.arange(len(order))
+    case.key_cache, case.value_cache = case.key_cache[order], case.value_cache[order]
+    assert torch.equal(case.attend(softmax_scale=0.25, slot_map=slot_map), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_keys_and_values_are_multiplied_by_their_scales(dtype):
+    case = Case.make(SHAPES["GQA"], prefixes=(20,), rows=4)
+    case.key_cache, case.value_cache = case.key_cache.to(dtype), case.value_cache.to(dtype)
+    found = case.attend(softmax_scale=0.25, k_scale=0.5, v_scale=2.0)
+    case.key_cache, case.value_cache = case.key_cache.float() * 0.5, case.value_cache.float() * 2.0
+    expected = torch.from_numpy(case.expected(0.25)).float()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_the_mask_hides_changes_nothing():
@@ -163,8 +246,13 @@ def test_a_batch_attends_as_each_request_alone():
     together = case.attend(softmax_scale=0.25).view(len(PREFIXES), 17, 8, 16)
     for i in range(len(PREFIXES)):
         alone = Case(
-            case.query.view(len(PREFIXES), 17, 8, 16)[i], case.key_cache, case.value_cache, case.slot_table,
-            case.request_ids[i : i + 1], case.prefix_lens[i : i + 1], case.parents[i : i + 1],
+            case.query.view(len(PREFIXES), 17, 8, 16)[i],
+            case.key_cache,
+            case.value_cache,
+            case.slot_table,
+            case.request_ids[i : i + 1],
+            case.prefix_lens[i : i + 1],
+            case.parents[i : i + 1],
         )
         assert torch.equal(together[i], alone.attend(softmax_scale=0.25))
 
@@ -173,10 +261,20 @@ def test_low_precision_inputs_are_computed_in_float32_and_returned_as_they_came(
     case = Case.make(SHAPES["GQA"], dtype=torch.bfloat16)
     attended = case.attend(softmax_scale=0.25)
     assert attended.dtype == torch.bfloat16
-    assert torch.equal(attended, Case(
-        case.query.float(), case.key_cache.float(), case.value_cache.float(), case.slot_table,
-        case.request_ids, case.prefix_lens, case.parents,
-    ).attend(softmax_scale=0.25).bfloat16())
+    assert torch.equal(
+        attended,
+        Case(
+            case.query.float(),
+            case.key_cache.float(),
+            case.value_cache.float(),
+            case.slot_table,
+            case.request_ids,
+            case.prefix_lens,
+            case.parents,
+        )
+        .attend(softmax_scale=0.25)
+        .bfloat16(),
+    )
 
 
 def test_the_result_is_written_into_out_where_one_is_given():

@@ -9,10 +9,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from tree_attention_checks import HAS_GPU, MANY_SPLITS, TOLERANCE, attend, check, everywhere
 from tree_attention_inputs import MLA, Case, make_inputs
 
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.kernels.tree_attention import plan_tree_attention, tree_attention, workspace_size
+from sglang_ddtree_patch.kernels.tree_attention import tree_attention, workspace_size
 from sglang_ddtree_patch.kernels.tree_attention_configs import (
     HeadShape,
     TreeAttentionConfig,
@@ -20,38 +20,6 @@ from sglang_ddtree_patch.kernels.tree_attention_configs import (
     split_count,
 )
 from sglang_ddtree_patch.kernels.tree_attention_split import split_plan
-
-HAS_GPU = torch.cuda.is_available()
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-MANY_SPLITS = TreeAttentionConfig(block_m=16, block_n=16, warps=4, stages=2, programs_per_sm=24)
-
-on_cpu = pytest.param("cpu", torch.float32, marks=pytest.mark.skipif(HAS_GPU, reason="the GPU runs it"))
-on_gpu = [pytest.param("cuda", dtype, marks=pytest.mark.gpu) for dtype in TOLERANCE]
-everywhere = pytest.mark.parametrize(("device", "dtype"), [on_cpu, *on_gpu])
-
-
-def attend(inputs: dict, page_size: int, config: TreeAttentionConfig | None = None) -> torch.Tensor:
-    """Run the kernels into a poisoned output through a poisoned workspace."""
-    query, kv_heads, value_dim = inputs["query"], inputs["key_cache"].shape[1], inputs["value_cache"].shape[2]
-    batch, heads = inputs["request_ids"].shape[0], query.shape[1]
-    shared = inputs["key_cache"].data_ptr() == inputs["value_cache"].data_ptr()
-    head = HeadShape(query.shape[2], value_dim, value_is_key=shared, element_size=query.element_size())
-    rows = query.shape[0] // batch
-    plan = plan_tree_attention(
-        query.device, head, batch=batch, rows=rows, heads=heads, kv_heads=kv_heads, config=config
-    )
-    elements = plan.workspace_elements(rows, heads, value_dim)
-    workspace = torch.full((elements,), torch.nan, device=query.device)
-    out = torch.full((query.shape[0], heads, value_dim), torch.nan, dtype=query.dtype, device=query.device)
-    return tree_attention(**inputs, page_size=page_size, out=out, workspace=workspace, config=config)
-
-
-def check(case: Case, device: str, dtype: torch.dtype, config: TreeAttentionConfig | None = None) -> None:
-    inputs = make_inputs(case, device, dtype)
-    result = attend(inputs, case.page_size, config).double()
-    expected = tree_attention_reference(**{**inputs, "query": inputs["query"].float()}).double()
-    error = ((result - expected).norm() / expected.norm()).item()
-    assert error <= TOLERANCE[dtype], f"{case}: relative error {error:.2e}"
 
 
 @everywhere
@@ -81,36 +49,68 @@ def test_lengths_around_page_and_block_boundaries(page_size, device, dtype):
 def test_key_blocks_of_every_size(block_n, page_size, device, dtype):
     """Pages smaller and larger than a block, a tail in several pieces, masks of two words."""
     config = TreeAttentionConfig(block_m=64, block_n=block_n, warps=4, stages=3, programs_per_sm=2)
-    case = Case(prefixes=(130, 64, 3), rows=70, heads=2, kv_heads=1, page_size=page_size)
+    case = Case(prefixes=(130, 3), rows=70, heads=2, kv_heads=1, page_size=page_size)
     check(case, device, dtype, config)
 
 
 @everywhere
-@pytest.mark.parametrize("prefixes", [(0,), (13,), (16,), (200, 0, 7), (300,)])
+@pytest.mark.parametrize("prefixes", [(0,), (16,), (200, 0, 7), (28, 29, 41, 42, 43, 60)])
 def test_splits_meet_where_blocks_do(prefixes, device, dtype):
     """Blocks of 16 keys over many splits: most splits hold one block, some requests one split."""
-    check(Case(prefixes=prefixes, rows=6, heads=2, kv_heads=2), device, dtype, MANY_SPLITS)
+    check(Case(prefixes=prefixes, rows=6, heads=2, kv_heads=1), device, dtype, MANY_SPLITS)
+
+
+def head_case(key_dim: int, value_dim: int, group: int, page_size: int) -> Case:
+    shape = {"key_dim": key_dim, "value_dim": value_dim, "page_size": page_size}
+    if key_dim == 576:
+        return MLA.with_(heads=group, **shape)
+    return Case(heads=2 * group, kv_heads=2, **shape)
 
 
 @everywhere
 @pytest.mark.parametrize(
-    "shape",
+    ("key_dim", "value_dim", "group", "page_size"),
     [
-        Case(heads=3, kv_heads=3),
-        Case(heads=5, kv_heads=1),
-        Case(heads=6, kv_heads=2, key_dim=96, value_dim=96),
-        Case(heads=4, kv_heads=1, key_dim=128, value_dim=128),
-        Case(heads=2, kv_heads=2, key_dim=192, value_dim=192),
-        Case(heads=2, kv_heads=2, key_dim=192, value_dim=128),
-        Case(heads=2, kv_heads=1, key_dim=256, value_dim=256),
-        Case(heads=2, kv_heads=1, key_dim=80, value_dim=80),
-        MLA,
-        MLA.with_(page_size=64, tree="chain"),
+        (64, 64, 1, 16),
+        (64, 64, 3, 1),
+        (64, 64, 7, 64),
+        (64, 64, 8, 128),
+        (64, 64, 16, 32),
+        (80, 80, 5, 16),
+        (96, 96, 3, 64),
+        (128, 128, 8, 32),
+        (192, 192, 7, 16),
+        (192, 128, 16, 1),
+        (256, 256, 1, 128),
+        (576, 512, 8, 1),
+        (576, 512, 16, 64),
     ],
-    ids=lambda case: f"{case.heads}x{case.kv_heads}x{case.key_dim}x{case.value_dim}",
 )
-def test_every_head_shape(shape, device, dtype):
-    check(shape.with_(prefixes=(80, 5)), device, dtype)
+def test_every_head_shape_group_and_page_size(key_dim, value_dim, group, page_size, device, dtype):
+    check(head_case(key_dim, value_dim, group, page_size).with_(prefixes=(80, 5), rows=3), device, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64, 128])
+@pytest.mark.parametrize("group", [1, 3, 7, 8, 16])
+@pytest.mark.parametrize(
+    ("key_dim", "value_dim"),
+    [(64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256), (576, 512)],
+)
+def test_all_head_shapes_with_all_groups_and_page_sizes(key_dim, value_dim, group, page_size):
+    case = head_case(key_dim, value_dim, group, page_size).with_(prefixes=(300, 64, 1), rows=17)
+    check(case, "cuda", torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 17])
+@pytest.mark.parametrize("window", [None, 100])
+def test_every_length_up_to_many_blocks_and_splits(window, rows):
+    """Every length to 400, and those around the boundaries of blocks and splits to 6400."""
+    lengths = [*range(400), *(64 * block + step for block in range(6, 100) for step in (-rows, -1, 0, 1))]
+    for start in range(0, len(lengths), 48):
+        case = Case(prefixes=tuple(lengths[start : start + 48]), rows=rows, page_size=64, window=window)
+        check(case, "cuda", torch.bfloat16)
 
 
 @everywhere
@@ -164,41 +164,29 @@ def test_serving_shapes(shape, rows, page_size, dtype):
     check(shape.with_(prefixes=(5000, 77, 16384, 0), rows=rows, page_size=page_size), "cuda", dtype)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize("shape", [Case(key_dim=128, value_dim=128), MLA], ids=["gqa", "mla"])
-def test_float8_caches_are_scaled(shape, cache_dtype):
-    inputs = make_inputs(shape, "cuda", torch.bfloat16)
-    stored = inputs["key_cache"].to(cache_dtype)
-    values = stored[..., : shape.value_dim] if shape.mla else inputs["value_cache"].to(cache_dtype)
-    result = tree_attention(
-        **inputs | {"key_cache": stored, "value_cache": values},
-        page_size=shape.page_size, k_scale=0.5, v_scale=2.0,
-    )  # fmt: skip
-    scaled = inputs | {"key_cache": stored.float() * 0.5, "value_cache": values.float() * 2.0}
-    expected = tree_attention_reference(**scaled | {"query": inputs["query"].float()})
-    assert (result - expected).norm() / expected.norm() < 1e-2
-
-
 @triton.jit
-def _store_plan(prefix_lens, out, batch, rows, max_splits, BLOCK_N: tl.constexpr, BATCH_BLOCK: tl.constexpr):
-    splits, _ = split_plan(prefix_lens, batch, rows, max_splits, BLOCK_N, BATCH_BLOCK)
+def _store_plan(
+    prefix_lens, out, batch, rows, max_splits, window, BLOCK_N: tl.constexpr, BATCH_BLOCK: tl.constexpr
+):
+    splits, _ = split_plan(prefix_lens, batch, rows, max_splits, BLOCK_N, BATCH_BLOCK, window)
     tl.store(out + tl.arange(0, BATCH_BLOCK), splits)
 
 
+@pytest.mark.parametrize("window", [1 << 30, 1000])
 @pytest.mark.parametrize("lengths", [[0], [0, 0, 0], [185_000], [9, 100_000, 64, 3000], [16_384] * 8])
-def test_splits_never_outgrow_the_launch_and_follow_the_lengths(lengths):
+def test_splits_never_outgrow_the_launch_and_follow_the_lengths(lengths, window):
     device = "cuda" if HAS_GPU else "cpu"
     for max_splits in (2 * len(lengths), 33, 264):
         out = torch.zeros(8, dtype=torch.int32, device=device)
         prefix_lens = torch.tensor(lengths, device=device)
-        _store_plan[(1,)](prefix_lens, out, len(lengths), 17, max_splits, 64, 8)
+        _store_plan[(1,)](prefix_lens, out, len(lengths), 17, max_splits, window, 64, 8)
         splits = out.tolist()[: len(lengths)]
-        blocks = [math.ceil((length + 17) / 64) for length in lengths]
+        blocks = [math.ceil((length + 17) / 64) - max(length - window, 0) // 64 for length in lengths]
         assert sum(splits) <= max_splits
         # No split holds much more than an even share of all blocks.
         share = math.ceil(sum(blocks) / (max_splits - len(lengths) + 1))
         assert all(math.ceil(b / s) <= share for b, s in zip(blocks, splits, strict=True))
+        assert all(s <= b for b, s in zip(blocks, splits, strict=True))
 
 
 def test_launch_shape_and_workspace_do_not_depend_on_lengths():

@@ -29,7 +29,7 @@ def compiled(script: str, *arguments: str) -> list[dict]:
 @pytest.mark.parametrize("arguments", [("--tight",), pytest.param((), marks=pytest.mark.gpu, id="all")])
 def test_configurations_fit_the_shared_memory_of_their_gpus(arguments):
     reports = compiled("compile_tree_attention.py", *arguments)
-    assert len(reports) >= 6
+    assert {"plain", "windowed", "e4m3", "e4m3 bits", "e5m2"} == {report["variant"] for report in reports}
     for report in reports:
         assert report["shared"] <= report["allowed"], report
 
