@@ -105,6 +105,7 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "arg_groups.overrides", "resolution_result", members="_raw_input"),
     _a(Use.CALL, "configs.hybrid_arch", "mambaish_config", "model_config"),
     _a(Use.READ, "configs.model_config", "ModelConfig.is_hybrid_swa"),
+    _a(Use.READ, "configs.model_config", "ModelConfig.has_attention_sinks"),
     _a(Use.READ, "configs.model_config", "ModelConfig.is_deepseek_v4_arch"),
     _a(Use.READ, "configs.model_config", "ModelConfig.attention_chunk_size"),
     _a(Use.READ, "configs.model_config", "ModelConfig.vocab_size"),

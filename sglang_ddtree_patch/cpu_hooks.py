@@ -45,10 +45,12 @@ def get_last_loc(
 
 
 def default_attention_backend(server_args, use_mla_backend: bool, model_config) -> str:
-    """The stock backend that serves the model here. torch_native has no latent attention (MLA); Triton's
-    interpreter does, at some tenths of a second a token. The platform's own method is not told the model.
+    """The stock backend that serves the model here. torch_native has no latent attention (MLA), no attention
+    sinks, and does not find window layers in a pool of their own; Triton's interpreter does, at some tenths
+    of a second a token. The platform's own method is not told the model.
     """
-    return "triton" if use_mla_backend else "torch_native"
+    needs_triton = use_mla_backend or model_config.is_hybrid_swa or model_config.has_attention_sinks
+    return "triton" if needs_triton else "torch_native"
 
 
 def keep_input_embeds_dtype(kwargs: dict, runner, forward_batch, pp_proxy_tensors) -> None:

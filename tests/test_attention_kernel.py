@@ -24,6 +24,9 @@ GQA = AttentionShape(32, 8, 128, 128, value_is_key=False, dtype=torch.bfloat16)
 WIDE = AttentionShape(16, 8, 256, 256, value_is_key=False, dtype=torch.bfloat16)
 MLA = AttentionShape(8, 1, 576, 512, value_is_key=True, dtype=torch.bfloat16)
 FLOAT = AttentionShape(8, 1, 576, 512, value_is_key=True, dtype=torch.float32)
+WINDOWED = AttentionShape(32, 8, 128, 128, value_is_key=False, dtype=torch.bfloat16, windowed=True)
+FLOAT8 = AttentionShape(32, 8, 128, 128, value_is_key=False, dtype=torch.float8_e4m3fn)
+FLOAT8_MLA = AttentionShape(8, 1, 576, 512, value_is_key=True, dtype=torch.float8_e4m3fn)
 
 
 # A table of the tests' own: the real one follows measurements.
@@ -64,6 +67,9 @@ def gpu(monkeypatch):
         ((9, 0), MLA, 128, 9, HOPPER),  # FlashMLA takes pages of 64 alone
         ((9, 0), MLA, 1, 9, TRITON),
         ((9, 0), FLOAT, 64, 9, TRITON),
+        ((9, 0), WINDOWED, 64, 9, TRITON),
+        ((9, 0), FLOAT8, 64, 64, TRITON),
+        ((9, 0), FLOAT8_MLA, 64, 9, TRITON),
         ((8, 0), GQA, 64, 64, TRITON),
         ((10, 0), MLA, 64, 9, TRITON),
         ((12, 0), GQA, 64, 64, TRITON),
@@ -110,6 +116,7 @@ def test_the_setting_forces_a_kernel_that_can_serve(gpu, monkeypatch):
         (FLASHMLA, (9, 0), GQA, 64, "MLA heads of 576/512"),
         (HOPPER, (8, 0), GQA, 64, "compute capability 9.0"),
         (HOPPER, (9, 0), GQA, 16, "pages of 64"),
+        (FA3, (9, 0), WINDOWED, 64, "only triton and reference serve sliding windows"),
     ],
 )
 def test_a_forced_kernel_that_cannot_serve_is_refused_in_words(

@@ -99,8 +99,15 @@ def test_only_the_amx_backend_is_taken_back(resolved, kept):
     assert arguments.attention_backend == kept
 
 
-def test_a_latent_model_gets_the_backend_that_can_serve_it():
-    assert cpu_hooks.default_attention_backend(None, use_mla_backend=True, model_config=None) == "triton"
-    assert (
-        cpu_hooks.default_attention_backend(None, use_mla_backend=False, model_config=None) == "torch_native"
-    )
+@pytest.mark.parametrize(
+    ("latent", "hybrid", "sinks", "backend"),
+    [
+        (False, False, False, "torch_native"),
+        (True, False, False, "triton"),
+        (False, True, False, "triton"),
+        (False, False, True, "triton"),
+    ],
+)
+def test_a_model_gets_the_backend_that_can_serve_it(latent, hybrid, sinks, backend):
+    config = types.SimpleNamespace(is_hybrid_swa=hybrid, has_attention_sinks=sinks)
+    assert cpu_hooks.default_attention_backend(None, latent, config) == backend

@@ -8,6 +8,7 @@ import torch
 from tree_attention_inputs import MLA, Case, exact, make_inputs
 
 from sglang_ddtree_patch.kernels.prefix_pages import PrefixPages, fill_prefix_pages
+from sglang_ddtree_patch.kernels.reference import tree_attention_reference
 from sglang_ddtree_patch.kernels.tree_attention_finish import (
     FinishConfig,
     choose_finish_config,
@@ -114,6 +115,19 @@ def test_keys_and_values_are_scaled(device, dtype):
     doubled = {"key_cache": inputs["key_cache"] * 2, "value_cache": inputs["value_cache"] * 2}
     result = finish(inputs, 16, **doubled, k_scale=0.5, v_scale=0.5)
     torch.testing.assert_close(result, finish(inputs, 16))
+
+
+@everywhere
+def test_sinks_join_the_denominator_of_their_heads(device, dtype):
+    """Sinks from far below to far above what the logits reach."""
+    case = Case(prefixes=(30, 0), rows=9, heads=6, kv_heads=2)
+    inputs = make_inputs(case, device, dtype)
+    sinks = torch.tensor([-40.0, -1.0, 0.0, 2.0, 5.0, 12.0], device=device)
+    result = finish(inputs, 16, sinks=sinks).float()
+    expected = tree_attention_reference(**inputs | {"query": inputs["query"].float()}, sinks=sinks)
+    for head in range(case.heads):
+        error = ((result - expected)[:, head].norm() / expected[:, head].norm()).item()
+        assert error <= TOLERANCE[dtype], f"head {head}: relative error {error:.2e}"
 
 
 @everywhere

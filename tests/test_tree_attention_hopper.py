@@ -87,6 +87,11 @@ def test_logits_are_capped_where_the_model_caps_them(shape, attend):
 
 
 @any_shape
+def test_sinks_join_the_denominator_of_their_heads(shape, attend):
+    check(attend, shape.with_(sinks=True, prefixes=(300, 5), rows=17))
+
+
+@any_shape
 @pytest.mark.parametrize("growth", [2.0**15, 2.0**7, 30.0])
 def test_logits_that_rise_steeply(growth, shape, attend):
     """A row's maximum rises by far more than a float32 weight can hold, from one block to the next."""

@@ -9,6 +9,7 @@ from tree_attention_inputs import Case, exact, make_inputs
 
 from sglang_ddtree_patch.attention_kernel import FA3, FLASHMLA, build_attention
 from sglang_ddtree_patch.kernels.prefix_pages import PrefixPages
+from sglang_ddtree_patch.kernels.reference import tree_attention_reference
 from sglang_ddtree_patch.kernels.vendor_attention import (
     PrefixThenTree,
     fa3_refusal,
@@ -28,10 +29,10 @@ def shape_of(case: Case, dtype: torch.dtype) -> AttentionShape:
     )
 
 
-def attend(attention: VerifyAttention, inputs: dict) -> torch.Tensor:
+def attend(attention: VerifyAttention, inputs: dict, **options) -> torch.Tensor:
     """One layer of a prepared forward."""
     names = ("query", "key_cache", "value_cache", "tree_mask", "softmax_scale", "logit_cap")
-    return attention.attend(**{name: inputs[name] for name in names})
+    return attention.attend(**{name: inputs[name] for name in names}, **options)
 
 
 def prepare(attention: VerifyAttention, inputs: dict) -> None:
@@ -78,6 +79,15 @@ def test_prefix_and_tree_make_up_the_whole(page_size, rows):
     prepare(attention, inputs)
     for _ in range(2):  # two layers of one forward
         assert error(attend(attention, inputs), exact(inputs)[0]) <= 1e-5
+
+
+def test_sinks_are_added_once_behind_the_prefix():
+    case = Case(prefixes=(70, 0), sinks=True)
+    inputs = make_inputs(case, "cpu", torch.float32)
+    attention = PlainPrefix(inputs["slot_table"], shape_of(case, torch.float32), case.page_size)
+    prepare(attention, inputs)
+    expected = tree_attention_reference(**inputs).double()
+    assert error(attend(attention, inputs, sinks=inputs["sinks"]), expected) <= 1e-5
 
 
 def test_graphs_keep_their_memory_whatever_else_is_prepared():
