@@ -81,7 +81,7 @@ def choose_kernel(
     asked, own = asked_kernel(), own_kernel(device)
     if asked in (TRITON, REFERENCE):
         return asked
-    if own == REFERENCE:
+    if own == REFERENCE or not device.startswith("cuda"):
         if asked != AUTO:
             raise ConfigurationError(f"{KERNEL_VARIABLE}={asked} needs an NVIDIA GPU: unset it.")
         return own
