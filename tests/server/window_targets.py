@@ -64,6 +64,7 @@ def gpt_oss(folder: Path) -> Path:
         "layer_types": LAYER_TYPES,
         "sliding_window": WINDOW,
         "tie_word_embeddings": False,
+        "torch_dtype": "float32",  # SGLang makes these layers by the config, whatever --dtype says
     }
     del config["use_sliding_window"]
     hidden, inner, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
@@ -105,6 +106,6 @@ def windowed_drafter(folder: Path, window: int, **settings: Any) -> Path:
     """The drafter of `SOURCE` with a window in every other layer."""
     shutil.copytree(model_catalog.path(SOURCE) / "draft", folder)
     config = json.loads((folder / "config.json").read_text())
-    config |= {"layer_types": LAYER_TYPES, "sliding_window": window, **settings}
+    config |= {"layer_types": LAYER_TYPES, "sliding_window": window, "use_sliding_window": True, **settings}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
