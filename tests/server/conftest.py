@@ -29,7 +29,7 @@ def template() -> Iterator[ServerTemplate]:
 
 @pytest.fixture(scope="session")
 def stock_gqa(template: ServerTemplate) -> Iterator[Oracle]:
-    """The stock CPU backend for GQA: torch_native, page size 1; sampled requests draw by their seeds.
+    """The stock CPU backend for GQA: torch_native, page size 1; made definite by planting/definite_stock.py.
 
     Synchronous, because stock's overlap scheduler hands penalties each token a step late.
     """
@@ -37,7 +37,7 @@ def stock_gqa(template: ServerTemplate) -> Iterator[Oracle]:
         *common_flags("tiny-gqa"), "--attention-backend", "torch_native", "--disable-overlap-schedule",
         "--enable-custom-logit-processor",
     ]  # fmt: skip
-    environment = {**ENVIRONMENT, "DDTREE_TEST_SEEDS": "1"}
+    environment = {**ENVIRONMENT, "DDTREE_TEST_ORACLE": "1"}
     with ServerProcess(flags, environment=environment, launcher=template.launch, grace=0) as server:
         yield Oracle(server)
 

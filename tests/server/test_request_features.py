@@ -101,8 +101,10 @@ FEATURES = [*SAMPLED, *PENALIZED, *CONSTRAINED, *PROCESSED]
 def stopped(stock_gqa: Oracle) -> list[Request]:
     """Requests that would stop at once at a token they may not stop at yet."""
     said = stock_gqa.answers([UNSTOPPED])[UNSTOPPED.name].tokens
-    stops = {"stop_token_ids": [said[3], said[7]]}
-    return [greedy(40, **stops), *(greedy(40, **stops, min_new_tokens=n) for n in (4, 8, 9, 30))]
+    early, late = list(dict.fromkeys(said))[2:8:5]
+    stops, first = {"stop_token_ids": [early, late]}, said.index(early)
+    waits = (first, first + 1, first + 2, said.index(late) + 2)
+    return [greedy(40, **stops), *(greedy(40, **stops, min_new_tokens=n) for n in waits)]
 
 
 @pytest.fixture(scope="module")
