@@ -21,9 +21,9 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-# Tells SGLang to use this package's CPU platform; goes with `--device cpu`. The platform asks for Triton's
-# interpreter itself, in time for the processes a server spawns but too late for one that is forked.
-CPU_ENVIRONMENT = {"SGLANG_PLATFORM": "ddtree_cpu", "TRITON_INTERPRET": "1"}
+# Tells SGLang to use this package's CPU platform; goes with `--device cpu`. The platform sets the other two
+# itself, in time for the processes a server spawns but too late for one that is forked.
+CPU_ENVIRONMENT = {"SGLANG_PLATFORM": "ddtree_cpu", "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 HOST = "127.0.0.1"
 LOG_LINES_IN_ERROR = 30

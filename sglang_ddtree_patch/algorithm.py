@@ -30,6 +30,10 @@ class DDTreeAlgorithm(CustomSpecAlgo):
     def supports_prefill_shared_read_done(self) -> bool:
         return True
 
+    def supports_grammar_overlap(self) -> bool:
+        """The round itself walks the grammars over the last one's tokens (grammar_tree.py)."""
+        return True
+
     # The scheduler calls the next three on every algorithm, and `CustomSpecAlgo` lacks them.
 
     def create_future_map(self, *args: Any, **kwargs: Any) -> Any:

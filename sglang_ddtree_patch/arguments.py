@@ -157,6 +157,8 @@ def check_features(cfg: Any) -> None:
         f"--speculative-accept-threshold-acc {cfg.speculative_accept_threshold_acc}": (
             cfg.speculative_accept_threshold_acc != 1.0
         ),
+        # It cannot roll a grammar back, which a walk over branches needs.
+        "--grammar-backend outlines": cfg.grammar_backend == "outlines",
         "--enable-deterministic-inference": cfg.enable_deterministic_inference,
         f"--kv-cache-dtype {cfg.kv_cache_dtype}": cfg.kv_cache_dtype not in SERVED_KV_DTYPES,
     }

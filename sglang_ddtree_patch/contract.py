@@ -83,6 +83,7 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.is_dflash_family", ""),
     _a(Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.supports_target_verify_for_draft", ""),
     _a(Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.supports_prefill_shared_read_done", ""),
+    _a(Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.supports_grammar_overlap", ""),
     _a(
         Use.OVERRIDE, "speculative.spec_registry", "CustomSpecAlgo.get_num_tokens_per_req_for_target_verify",
         "num_draft_tokens is_draft_worker",
@@ -127,6 +128,7 @@ CONTRACT: tuple[Attribute, ...] = (
         "max_running_requests max_total_tokens page_size pp_size dcp_size enable_dp_attention "
         "enable_two_batch_overlap "
         "enable_pdmux disaggregation_mode device enable_lora lora_paths enable_strict_thinking "
+        "grammar_backend "
         "enable_deterministic_inference kv_cache_dtype trust_remote_code json_model_override_args "
         "speculative_algorithm speculative_adaptive speculative_draft_window_size speculative_eagle_topk "
         "enable_mixed_chunk speculative_use_block_verification speculative_accept_threshold_single "
@@ -141,20 +143,75 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.CALL, "mem_cache.allocation_sizing", "get_alloc_reserve_per_decode", ""),
     _a(Use.CALL, "mem_cache.allocation_sizing", "get_alloc_page_size", ""),
     # Requests.
-    _a(Use.READ, "sampling.sampling_params", "SamplingParams.top_k"),
     _a(Use.READ, "sampling.sampling_params", "SamplingParams.frequency_penalty"),
     _a(Use.READ, "sampling.sampling_params", "SamplingParams.presence_penalty"),
     _a(Use.READ, "sampling.sampling_params", "SamplingParams.repetition_penalty"),
     _a(Use.READ, "sampling.sampling_params", "SamplingParams.min_new_tokens"),
     _a(Use.READ, "sampling.sampling_params", "SamplingParams.beam_width"),
-    _a(Use.READ, "sampling.sampling_params", "SamplingParams.json_schema"),
-    _a(Use.READ, "sampling.sampling_params", "SamplingParams.regex"),
-    _a(Use.READ, "sampling.sampling_params", "SamplingParams.ebnf"),
-    _a(Use.READ, "sampling.sampling_params", "SamplingParams.structural_tag"),
     _a(Use.READ, "managers.schedule_batch", "Req.sampling_params"),
     _a(Use.READ, "managers.schedule_batch", "Req.custom_logit_processor"),
+    _a(
+        Use.CALL, "layers.sampler", "apply_custom_logit_processor",
+        "logits sampling_batch_info num_tokens_in_batch",
+    ),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.custom_params"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.custom_logit_processor"),
+    _a(Use.READ, "sampling.sampling_batch_info", "ProcessorEntry.processor"),
+    _a(Use.READ, "sampling.sampling_batch_info", "ProcessorEntry.rows"),
+    _a(Use.READ, "sampling.sampling_batch_info", "ProcessorEntry.indices"),
+    _a(Use.CALL, "utils.common", "async_d2h", "tensor"),
     _a(Use.READ, "managers.schedule_batch", "Req.return_hidden_states"),
     _a(Use.READ, "managers.schedule_batch", "Req.return_sampling_mask"),
+    # The target's choice.
+    _a(Use.OVERRIDE, "layers.sampler", "Sampler._sample_from_probs",
+       "probs sampling_info positions simple_sampling_case"),
+    _a(
+        Use.CALL, "layers.sampler", "Sampler.forward",
+        "logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions "
+        "logprob_logits",
+    ),
+    _a(
+        Use.CALL, "layers.sampler", "sampling_from_probs_torch", "probs sampling_seed positions",
+    ),
+    _a(
+        Use.CALL, "layers.sampler", "top_k_top_p_min_p_sampling_from_probs_torch",
+        "probs top_ks top_ps min_ps need_min_p_sampling sampling_seed positions return_filtered_probs "
+        "max_top_k",
+    ),
+    _a(Use.READ, "sampling.sampling_params", "TOP_K_ALL"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.sampling_seed"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.temperatures"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.top_ps"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.top_ks"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.min_ps"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.sampling_seed"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.is_all_greedy"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.is_any_greedy"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.need_top_k_sampling"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.need_top_p_sampling"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.need_min_p_sampling"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.logit_bias"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.grammars"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.penalizer_orchestrator"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.acc_additive_penalties"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.acc_scaling_penalties"),
+    _a(Use.READ, "sampling.sampling_batch_info", "SamplingBatchInfo.has_custom_logit_processor"),
+    _a(
+        Use.CALL, "speculative.spec_utils", "GrammarTree.from_device",
+        "retrieve_next_token retrieve_next_sibling draft_token",
+    ),
+    _a(
+        Use.CALL, "speculative.spec_utils", "build_grammar_vocab_mask",
+        "reqs tree sampling_info device barrier",
+    ),
+    _a(Use.CALL, "constrained.base_grammar_backend", "GrammarMask.apply", "logits"),
+    _a(Use.READ, "managers.schedule_batch", "ScheduleBatch.has_grammar"),
+    _a(Use.READ, "managers.schedule_batch", "Req.origin_input_ids"),
+    _a(Use.READ, "managers.schedule_batch", "Req.output_ids"),
+    _a(Use.CALL, "utils.common", "async_h2d", "args dtype device"),
+    _a(Use.READ, "model_executor.model_runner", "ModelRunner.sampler"),
+    _a(Use.READ, "managers.schedule_batch", "ScheduleBatch.reqs"),
+    _a(Use.READ, "managers.schedule_batch", "ScheduleBatch.device"),
     # The worker.
     _a(
         Use.OVERRIDE, "speculative.dflash_worker_v2", "DFlashWorkerV2.__init__",
@@ -262,10 +319,6 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.CALL, "lora.layers", "unwrap_lora_layer", "module"),
     _a(Use.CALL, "speculative.spec_utils", "draft_tp_context", "layout"),
     _a(
-        Use.CALL, "speculative.dflash_utils", "apply_dflash_verify_logits_adjustments",
-        "next_token_logits sampling_info draft_token_num",
-    ),
-    _a(
         Use.CALL, "layers.logprob_processor", "compute_spec_logprobs",
         "batch logits_output predict accept_index chain_stride",
     ),
@@ -275,6 +328,7 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "layers.logits_processor", "LogitsProcessorOutput.hidden_states"),
     _a(Use.CALL, "speculative.spec_tp_sync", "SpecTpSync.sync", "site values"),
     _a(Use.READ, "speculative.spec_tp_sync", "SpecTpSyncSite.DFLASH_ACCEPT_GREEDY"),
+    _a(Use.READ, "speculative.spec_tp_sync", "SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE"),
     _a(Use.READ, "managers.utils", "GenerationBatchResult.next_token_ids"),
     _a(Use.READ, "managers.utils", "GenerationBatchResult.logits_output"),
     _a(Use.READ, "managers.utils", "GenerationBatchResult.accept_lens"),
@@ -463,6 +517,7 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "mem_cache.memory_pool", "MHATokenToKVPool.k_buffer"),
     _a(Use.READ, "mem_cache.memory_pool", "MHATokenToKVPool.v_buffer"),
     _a(Use.READ, "mem_cache.memory_pool", "MHATokenToKVPool._kv_copy_config"),
+    _a(Use.HOOK, "layers.sampler", "murmur_hash32"),
     _a(
         Use.HOOK, "mem_cache.allocation", "assign_req_to_token_pool_func",
         "req_pool_indices req_to_token start_offset end_offset out_cache_loc batch_size",

@@ -9,6 +9,8 @@ import functools
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+WORD = 0xFFFFFFFF
+
 
 @functools.cache
 def register_cpu_hooks() -> None:
@@ -65,6 +67,31 @@ def record_stream(original, tensor: torch.Tensor, stream) -> None:
         original(tensor, stream)
 
 
+def murmur_hash32(
+    seed: torch.Tensor,  # [rows] any 64-bit integers
+    positions: torch.Tensor,  # [rows]
+    col_indices: torch.Tensor,  # [columns]
+) -> torch.Tensor:
+    """The noise of seeded sampling, [rows, columns] from 0 to 2**32 - 1. Stock asks its kernel package.
+
+    MurmurHash3 (x86, 32 bits) of four words: both halves of the seed, the position, the column. int64
+    throughout, as torch has no arithmetic on uint32.
+    """
+    seeds = seed.to(torch.int64)[:, None]
+    hashed = torch.zeros_like(seeds)
+    for block in (seeds & WORD, seeds >> 32 & WORD, positions.to(torch.int64)[:, None], col_indices[None]):
+        mixed = _rotate_left(block * 0xCC9E2D51 & WORD, 15) * 0x1B873593 & WORD
+        hashed = _rotate_left(hashed ^ mixed, 13) * 5 + 0xE6546B64 & WORD
+    hashed = hashed ^ 16  # bytes hashed
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & WORD
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & WORD
+    return hashed ^ hashed >> 16
+
+
+def _rotate_left(words: torch.Tensor, bits: int) -> torch.Tensor:
+    return (words << bits | words >> 32 - bits) & WORD
+
+
 # (what SGLang calls, what runs instead, how)
 CPU_HOOKS = (
     (
@@ -83,5 +110,6 @@ CPU_HOOKS = (
         keep_input_embeds_dtype,
         HookType.AFTER,
     ),
+    ("sglang.srt.layers.sampler.murmur_hash32", murmur_hash32, HookType.REPLACE),
     ("torch.Tensor.record_stream", record_stream, HookType.AROUND),
 )

@@ -29,12 +29,14 @@ DRAFT_ATTENTION_BACKENDS = ("ddtree-verify", "triton")
 def activate() -> str | None:
     """Return the platform's class path if this process was asked to use it, else None.
 
-    Triton decides between compiling and interpreting when it is imported, which has happened in the
-    process that sets the variable here, but not in the ones it spawns to run the model.
+    Triton decides between compiling and interpreting when it is imported, and torch likewise, which has
+    happened in the process that sets the variables here, but not in the ones it spawns to run the model.
     """
     if envs.SGLANG_PLATFORM.get() != PLATFORM_NAME:
         return None
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    # Compiling the few functions that SGLang compiles takes a C++ compiler and half a minute.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     register_cpu_hooks()
     return f"{__name__}:DDTreeCpuPlatform"
 

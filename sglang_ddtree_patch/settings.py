@@ -34,6 +34,9 @@ FLASHMLA = "flashmla"  # FlashMLA on the prefix, tree and merge ours
 AUTO = "auto"
 KERNELS = (TRITON, HOPPER, FA3, FLASHMLA, REFERENCE)
 
+# Stands for "no seed" among the seeds of a batch, so no request may bring it.
+UNSEEDED = -(2**63)
+
 
 def candidates_per_position() -> int:
     """The drafter's candidates a position (top-k), from ``SGLANG_DDTREE_TOPK``.

@@ -4,6 +4,7 @@
     draft    DFlash block forward -> candidates a position      draft_step.py
     tree     best prefixes under the width -> block rows        kernels/tree.py
     verify   target forward over the block                      verify_input.py, backend.py
+    choose   the target's own token after every row             target_choice.py
     accept   walk from the root along the target's tokens       kernels/accept.py
     commit   accepted rows to the front, drafter fed            commit.py
 
@@ -18,24 +19,29 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.layers.sampler import Sampler
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.runtime_context import get_spec
-from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.commit import TargetKVCommit, path_hidden_states
 from sglang_ddtree_patch.contract_check import installed_release
+from sglang_ddtree_patch.custom_processors import CustomProcessors
 from sglang_ddtree_patch.draft_prefix import verify_host_bound
 from sglang_ddtree_patch.draft_step import draft_candidates, rehearse_head
 from sglang_ddtree_patch.errors import ConfigurationError
+from sglang_ddtree_patch.grammar_tree import GrammarOnTree
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
+from sglang_ddtree_patch.penalty_history import PenaltyHistory
+from sglang_ddtree_patch.seeded_sampler import SeededSampler, attach_seeds
 from sglang_ddtree_patch.settings import candidates_per_position
 from sglang_ddtree_patch.slots import RoundSlots, SlotPlanner
+from sglang_ddtree_patch.target_choice import adjust_logits, choose_tokens
 from sglang_ddtree_patch.verify_input import DDTreeDraftInput, TreeVerifyInput
 
 
@@ -57,6 +63,11 @@ class DDTreeWorker(DFlashWorkerV2):
                 "the draft model carries a selector or LiLiCorr head, which proposes one chain: "
                 "DDTREE needs a plain DFlash drafter."
             )
+        # Prefill draws its one token with it as well. A sampler registered by another plugin stays.
+        if type(target_worker.model_runner.sampler) is Sampler:
+            target_worker.model_runner.sampler = SeededSampler()
+        self._history = PenaltyHistory(vocabulary, self.device)
+        self._processors = CustomProcessors()
         # Schedulers and metrics read the verify width here; the parent set the drafter's block.
         self.speculative_num_draft_tokens = self.sizes.width
 
@@ -97,7 +108,7 @@ class DDTreeWorker(DFlashWorkerV2):
         """No argmax inside the draft graph: a tree needs the candidates behind the hidden states."""
 
     def _validate_phase1_sampling_support(self, batch: Any) -> None:
-        """No word of a greedy fallback: sampled requests are refused, and only their refusal runs here."""
+        """No word of a greedy fallback: every row is sampled by the target's own rule (target_choice.py)."""
 
     def prewarm_sampling(self) -> Any:
         """Rehearse what a round runs outside graphs; not the parent's chain, which never runs here."""
@@ -136,11 +147,15 @@ class DDTreeWorker(DFlashWorkerV2):
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
     ) -> GenerationBatchResult:
         """Prefill and idle batches go to the parent; a decode batch is one tree round."""
+        attach_seeds(batch, self.target_worker.model_runner.sampler)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
-            return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
-        return self._decode_round(batch, on_publish)
+            self._history.begin(batch)
+            result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+            self._remember(batch, result.next_token_ids[:, None], torch.ones_like(batch.seq_lens))
+            return result
+        return self._decode_round(batch, on_publish, grammar_barrier)
 
-    def _decode_round(self, batch: Any, on_publish: Any) -> GenerationBatchResult:
+    def _decode_round(self, batch: Any, on_publish: Any, grammar_barrier: Any) -> GenerationBatchResult:
         sizes, target = self.sizes, self.target_worker.model_runner
         prefix_lens, draft_input = batch.seq_lens, batch.spec_info
         # The previous round may have produced the lengths on another stream.
@@ -157,9 +172,11 @@ class DDTreeWorker(DFlashWorkerV2):
         tree = build_token_tree(
             draft_input.bonus_tokens, candidates.tokens, candidates.log_probs, sizes.width, prefix_lens
         )
+        grammar = GrammarOnTree.of(batch, tree)
         result = self._verify(batch, tree, slots.plan)
         logits_output = result.logits_output
-        accepted = self._accept(batch, tree, logits_output)
+        grammar_mask = grammar and grammar.mask(batch, grammar_barrier)
+        accepted = self._accept(batch, tree, prefix_lens, logits_output, grammar_mask)
 
         block = slots.plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
         self._commit_target_kv(block, accepted)
@@ -221,22 +238,44 @@ class DDTreeWorker(DFlashWorkerV2):
         )
         return result
 
-    def _accept(self, batch: Any, tree: TokenTree, logits_output: Any) -> AcceptedPath:
-        """Walk the trees along the target's tokens and keep what log-prob requests need of the path."""
-        if batch.sampling_info is not None:
-            apply_dflash_verify_logits_adjustments(
-                next_token_logits=logits_output.next_token_logits,
-                sampling_info=batch.sampling_info,
-                draft_token_num=tree.width,
-            )
-        predictions = logits_output.next_token_logits.argmax(-1)
-        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, predictions)
-        accepted = accept_greedy(
-            tree.tokens, tree.parents, predictions.view(-1, tree.width), self.sizes.path, batch.seq_lens
+    def _accept(
+        self, batch: Any, tree: TokenTree, prefix_lens: torch.Tensor, logits_output: Any, grammar_mask: Any
+    ) -> AcceptedPath:
+        """Walk the trees along the target's tokens; keep what later rounds and log-probs need of the path."""
+        info, path = batch.sampling_info, self.sizes.path
+        adjust_logits(
+            logits_output.next_token_logits,
+            info,
+            tree,
+            penalties=self._history.of(batch, prefix_lens + 1),
+            grammar_mask=grammar_mask,
+            longest=path - 1,
         )
+        self._processors.apply(batch, logits_output.next_token_logits, tree, prefix_lens)
+        predictions = choose_tokens(
+            self.target_worker.model_runner.sampler,
+            logits_output,
+            info,
+            tree,
+            prefix_lens,
+            keep_logits=batch.return_logprob,
+        )
+        # One rank's draw for all of them.
+        is_greedy = info.is_all_greedy
+        site = SpecTpSyncSite.DFLASH_ACCEPT_GREEDY if is_greedy else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE
+        self._tp_sync.sync(site, predictions)
+        accepted = accept_greedy(
+            tree.tokens, tree.parents, predictions.view(-1, tree.width), path, prefix_lens
+        )
+        self._remember(batch, accepted.tokens, accepted.commit_lengths)
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits_output, predictions, accept_index=accepted.block_rows)
         return accepted
+
+    def _remember(self, batch: Any, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Keep what was said for the rules that depend on it: the first ``lengths`` of ``tokens``."""
+        self._history.record(batch, tokens, lengths)
+        self._processors.record(batch, tokens, lengths)
 
     def _feed_drafter(self, slots: RoundSlots, hidden_states: torch.Tensor, accepted: AcceptedPath) -> None:
         """Write the drafter's KV of the committed positions from the target's hidden states."""

@@ -5,9 +5,11 @@ import os
 import pytest
 import torch
 
-# Without a GPU our Triton kernels run in its interpreter, which Triton must know before it is imported.
+# Without a GPU our Triton kernels run in its interpreter, which Triton must know before it is imported, and
+# SGLang's compiled functions run as they stand.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

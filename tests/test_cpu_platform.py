@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+from sglang.kernels.ops.sampling.murmur_hash import murmur_hash32_kernel
 
 from sglang_ddtree_patch import cpu_hooks, cpu_platform
 from sglang_ddtree_patch.contract import CONTRACT, Use
@@ -17,8 +18,9 @@ def registered(monkeypatch) -> list[str]:
     """Names what `activate` registers, instead of leaving it in this process's registry."""
     calls = []
     monkeypatch.setattr(cpu_platform, "register_cpu_hooks", lambda: calls.append("hooks"))
-    monkeypatch.setenv("TRITON_INTERPRET", "0")  # so that what `activate` sets is undone
-    monkeypatch.delenv("TRITON_INTERPRET")
+    for variable in ("TRITON_INTERPRET", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.setenv(variable, "0")  # so that what `activate` sets is undone
+        monkeypatch.delenv(variable)
     return calls
 
 
@@ -29,7 +31,7 @@ def test_the_platform_does_nothing_unless_it_is_named(monkeypatch, registered, s
         monkeypatch.setenv("SGLANG_PLATFORM", selected)
     assert cpu_platform.activate() is None
     assert registered == []
-    assert "TRITON_INTERPRET" not in os.environ
+    assert not {"TRITON_INTERPRET", "TORCHDYNAMO_DISABLE"} & set(os.environ)
 
 
 def test_the_named_platform_hooks_and_interprets(monkeypatch, registered):
@@ -37,7 +39,7 @@ def test_the_named_platform_hooks_and_interprets(monkeypatch, registered):
     platform_class = pkgutil.resolve_name(cpu_platform.activate())
     assert platform_class().is_out_of_tree()
     assert registered == ["hooks"]
-    assert os.environ["TRITON_INTERPRET"] == "1"
+    assert os.environ["TRITON_INTERPRET"] == os.environ["TORCHDYNAMO_DISABLE"] == "1"
 
 
 def test_every_hook_stands_in_the_contract():
@@ -83,6 +85,15 @@ def test_kv_rows_that_overlap_their_target_are_read_before_they_are_written():
     pool._move_kv_cache_impl(torch.tensor([1, 2, 3]), torch.tensor([2, 3, 5]))
     assert pool.k_buffer[0].flatten().tolist() == [0, 2, 3, 5, 4, 5, 6, 7]
     assert pool.v_buffer[0].flatten().tolist() == [0, 20, 30, 50, 40, 50, 60, 70]
+
+
+def test_seeded_noise_is_that_of_the_stock_gpu_kernel():
+    seeds = torch.tensor([0, 1, -1, 2**63 - 1, 123456789123456789])
+    positions = torch.tensor([0, 7, 2**31, 5, 99])
+    columns = torch.arange(1500)
+    stock = torch.empty((5, 1500), dtype=torch.uint32)
+    murmur_hash32_kernel[(5, 2)](seeds.to(torch.uint64), positions, columns, stock, 5, 1500, BLOCK_SIZE=1024)
+    assert torch.equal(cpu_hooks.murmur_hash32(seeds, positions, columns), stock.to(torch.int64))
 
 
 def test_stock_record_stream_refuses_cpu_tensors_and_the_hook_does_not():

@@ -22,16 +22,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def template() -> Iterator[ServerTemplate]:
-    """Forks servers; knows the test plugin that plants draft trees (planted_paths.py)."""
+    """Forks servers; knows the test plugins in planting/."""
     with ServerTemplate({**ENVIRONMENT, "PYTHONPATH": str(HERE / "planting")}) as warm:
         yield warm
 
 
 @pytest.fixture(scope="session")
 def stock_gqa(template: ServerTemplate) -> Iterator[Oracle]:
-    """The stock CPU backend for GQA: torch_native, page size 1."""
-    flags = [*common_flags("tiny-gqa"), "--attention-backend", "torch_native"]
-    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
+    """The stock CPU backend for GQA: torch_native, page size 1; made definite by planting/definite_stock.py.
+
+    Synchronous, because stock's overlap scheduler hands penalties each token a step late.
+    """
+    flags = [
+        *common_flags("tiny-gqa"), "--attention-backend", "torch_native", "--disable-overlap-schedule",
+        "--enable-custom-logit-processor",
+    ]  # fmt: skip
+    environment = {**ENVIRONMENT, "DDTREE_TEST_ORACLE": "1"}
+    with ServerProcess(flags, environment=environment, launcher=template.launch, grace=0) as server:
         yield Oracle(server)
 
 

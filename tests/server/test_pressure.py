@@ -27,17 +27,22 @@ from sglang_ddtree_patch.launch.server_template import ServerTemplate
 EOS = "2"
 # Biased away from ending, not `ignore_eos`: SGLang admits those requests only with room to finish, so
 # they are never retracted.
+# Some draw by a seed and some are penalized: what they have said must survive as well.
+KINDS = [{}, {"frequency_penalty": 0.3, "repetition_penalty": 1.1}, {"temperature": 0.9, "sampling_seed": 3}]
 REQUESTS = [
-    Request(f"request {n}", text_tokens("tiny-gqa", 30 + n, start=20 * n), 200, {"logit_bias": {EOS: -100}})
+    Request(
+        f"request {n}", text_tokens("tiny-gqa", 30 + n, start=20 * n), 200,
+        {"logit_bias": {EOS: -100}, **KINDS[n % len(KINDS)]},
+    )
     for n in range(8)
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("page", "pool"), [(1, 800), (16, 800), (64, 1280)])
 def test_requests_that_were_retracted_are_answered_exactly(
     template: ServerTemplate, stock_gqa: Oracle, page: int, pool: int
 ) -> None:
-    expected = stock_gqa.answers(REQUESTS)
+    expected = stock_gqa.answers(REQUESTS, one_by_one=True)
     flags = ddtree_flags(
         "tiny-gqa", page, 17, "--max-total-tokens", str(pool), "--schedule-conservativeness", "0.05"
     )
@@ -51,7 +56,7 @@ def test_requests_that_were_retracted_are_answered_exactly(
 def test_aborted_and_disconnected_requests_give_every_slot_back(
     template: ServerTemplate, stock_gqa: Oracle, page: int
 ) -> None:
-    expected = stock_gqa.answers(REQUESTS)
+    expected = stock_gqa.answers(REQUESTS, one_by_one=True)
     flags = ddtree_flags("tiny-gqa", page, 17)
     with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         for count in range(3):
