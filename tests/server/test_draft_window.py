@@ -10,10 +10,12 @@ from sglang_ddtree_patch.launch.server_template import ServerTemplate
 
 
 @pytest.mark.parametrize(
-    ("page", "width", "window"), [(16, 17, 32), (1, 4, 24)], ids=["wider than the block", "narrower"]
+    ("page", "width", "window", "accepted_a_round"),
+    [(16, 17, 32, 2.0), (1, 4, 24, 1.1)],  # found: 2.2 and 1.3; with half the window 1.4 and 0.7
+    ids=["wider than the block", "narrower"],
 )
 def test_a_drafter_with_a_window_drafts_and_the_tokens_are_stock(
-    template: ServerTemplate, stock_gqa: Oracle, page: int, width: int, window: int
+    template: ServerTemplate, stock_gqa: Oracle, page: int, width: int, window: int, accepted_a_round: float
 ) -> None:
     """Prompts on both sides of the window, a page boundary inside it, and a request that outgrows it."""
     requests = [
@@ -27,6 +29,6 @@ def test_a_drafter_with_a_window_drafts_and_the_tokens_are_stock(
         assert not differences(expected, answers)
         rounds = sum(answer.meta["spec_verify_ct"] for answer in answers.values())
         accepted = sum(answer.meta["spec_num_correct_drafts"] for answer in answers.values())
-        assert accepted > rounds, f"{accepted} accepted in {rounds} rounds"
+        assert accepted > accepted_a_round * rounds, f"{accepted} accepted in {rounds} rounds"
         assert used_tokens(server) == 0
         assert f"draft_window_size={window}, compact_cache=True" in server.log_path.read_text()
