@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_ddtree_patch import backend
 from sglang_ddtree_patch.backend import DDTreeVerifyBackend
@@ -31,6 +33,8 @@ def settings(monkeypatch):
     """What the backend asks SGLang's running server for."""
     monkeypatch.setattr(backend, "get_schedule", lambda: SimpleNamespace(page_size=PAGE))
     monkeypatch.setattr(backend, "get_spec", lambda: SimpleNamespace(speculative_num_draft_tokens=ROWS))
+    with get_parallel().override(dcp_enabled=False, attn_dcp_size=1, attn_dcp_rank=0):
+        yield
 
 
 class Round:
@@ -156,3 +160,28 @@ def test_a_float8_pool_is_written_and_read_with_the_layers_scales(dtype):
     stored_values = (values / 2.0).to(dtype).float() * 2.0
     torch.testing.assert_close(out, verify.expected(query, stored_keys, stored_values))
     assert not torch.allclose(out, verify.expected(query, keys, values), rtol=1e-3)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one key", "latent and rotary part apart"])
+def test_a_float8_pool_of_latents_is_written_and_read(apart):
+    """MLA: the value is the front of the key, and query and key may come in two parts."""
+    latent, rotary = 32, 16
+    one = RadixAttention(HEADS, latent + rotary, SCALE, 1, layer_id=0, v_head_dim=latent)
+    pool = MLATokenToKVPool(
+        size=SLOTS, page_size=PAGE, dtype=torch.float8_e4m3fn, kv_lora_rank=latent, qk_rope_head_dim=rotary,
+        layer_num=1, device="cpu", enable_memory_saver=False,
+    )  # fmt: skip
+    verify = Round(pool, one)
+    keys = verify.draw(PREFIX + ROWS, 1, latent + rotary)
+    pool.set_kv_buffer(one, verify.slots[:PREFIX], keys[:PREFIX], None)
+    query, block = verify.draw(ROWS, HEADS, latent + rotary), keys[PREFIX:]
+    if apart:
+        out = verify.backend.forward(
+            query[..., :latent].flatten(1), block[..., :latent], block[..., :latent], one, verify.batch,
+            q_rope=query[..., latent:], k_rope=block[..., latent:],
+        )  # fmt: skip
+    else:
+        out = verify.backend.forward(query.flatten(1), block, block[..., :latent], one, verify.batch)
+    stored = keys.to(torch.float8_e4m3fn).float()
+    expected = verify.expected(query, stored, stored[..., :latent])
+    torch.testing.assert_close(out.view(ROWS, HEADS, latent), expected)

@@ -1,4 +1,4 @@
-"""The server on a GPU, in bf16, at page size 64: the committed models and 8B shapes.
+"""The server on a GPU, in bf16, at page size 64: committed models, 8B shapes, windows, sinks, float8 caches.
 
     DDTREE_RESULTS=FILE   where the outcome is written as JSON, for the record in launch/results/
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 import torch
 from bf16_rule import Verdict, compare
 from serving import Request, ask_all, text_tokens, used_tokens
+from window_targets import SOURCE, gpt_oss, laguna
 
 from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.launch.model_shapes import DUMMY_FLAGS, write_shape
@@ -71,6 +72,29 @@ def qwen3_8b(folder: Path) -> Case:
     return Case("qwen3-8b-shapes", folder / "target", folder / "draft", requests, DUMMY_FLAGS)
 
 
+def windowed(name: str, folder: Path) -> Case:
+    """A target with window layers in a pool of their own; gpt-oss with sinks and random weights besides."""
+    target = {"laguna": laguna, "gpt-oss": gpt_oss}[name](folder / "target")
+    return replace(committed(SOURCE), name=name, target=target)
+
+
+def float8(name: str) -> Case:
+    """A committed model on a float8 KV cache, as is the oracle."""
+    case = committed(name)
+    return replace(case, flags=(*case.flags, "--kv-cache-dtype", "fp8_e4m3"))
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "tiny-gqa": lambda folder: committed("tiny-gqa"),
+    "tiny-mla": lambda folder: committed("tiny-mla"),
+    "qwen3-8b-shapes": qwen3_8b,
+    "laguna": lambda folder: windowed("laguna", folder),
+    "gpt-oss": lambda folder: windowed("gpt-oss", folder),
+    "tiny-gqa-float8": lambda folder: float8("tiny-gqa"),
+    "tiny-mla-float8": lambda folder: float8("tiny-mla"),
+}
+
+
 @pytest.fixture(scope="module")
 def record() -> Iterator[dict]:
     outcome: dict = {
@@ -85,9 +109,9 @@ def record() -> Iterator[dict]:
         Path(path).write_text(json.dumps(outcome, indent=1) + "\n")
 
 
-@pytest.mark.parametrize("name", ["tiny-gqa", "tiny-mla", "qwen3-8b-shapes"])
+@pytest.mark.parametrize("name", CASES)
 def test_bf16_tokens_equal_stock_by_the_bf16_rule(name: str, tmp_path: Path, record: dict) -> None:
-    case = qwen3_8b(tmp_path) if name == "qwen3-8b-shapes" else committed(name)
+    case = CASES[name](tmp_path)
     stock = ["--model-path", str(case.target), *COMMON, *case.flags]
     ours = [
         *stock, "--attention-backend", "ddtree-verify", "--speculative-algorithm", "DDTREE",
