@@ -1,7 +1,8 @@
 """Compile the table's configurations of tree attention for GPUs that need not be here.
 
     python tests/compile_tree_attention.py          every entry and variant for every capability
-    python tests/compile_tree_attention.py --tight  those that come nearest to the GPU's shared memory
+    python tests/compile_tree_attention.py --tight  those that come nearest to the GPU's shared memory,
+                                                    as far as that is known
 
 Prints one JSON line each: capability, kind, bytes an element, variant, configuration, shared memory used and
 allowed.
@@ -17,7 +18,9 @@ from collections.abc import Iterator
 import torch
 import triton
 from tree_attention_inputs import E4M3_BITS, FLOAT8, Case, make_inputs
+from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler
 
 from sglang_ddtree_patch.kernels import tree_attention as public
 from sglang_ddtree_patch.kernels.tree_attention_configs import (
@@ -105,6 +108,20 @@ class Skip:
         return lambda *arguments, **constants: None
 
 
+def stop_at_llvm_ir() -> None:
+    """Leave out LLVM's optimizer and the assembler: minutes, when shared memory is known already."""
+
+    def stages_left(backend=None, stages=None, options=None, language=None, capability=None):
+        if backend is None:  # asked for what tells these kernels from others in Triton's cache
+            return "stop at LLVM IR", "stop-at-llvm-ir"
+        stages["ptx"] = lambda source, metadata: metadata.update(name="not assembled") or ""
+        stages["cubin"] = lambda source, metadata: b""
+        return None
+
+    compiler.llvm.optimize_module = lambda *arguments, **options: None
+    knobs.runtime.add_stages_inspection_hook = stages_left
+
+
 def shared_memory(
     capability: tuple[int, int], kind: str, size: int, variant: str, config: TreeAttentionConfig
 ) -> int:
@@ -128,7 +145,10 @@ def entries(tight: bool) -> Iterator[tuple[tuple[int, int], str, int, str, TreeA
 
 
 if __name__ == "__main__":
-    for capability, kind, size, variant, config in entries(tight="--tight" in sys.argv):
+    tight = "--tight" in sys.argv
+    if tight:
+        stop_at_llvm_ir()
+    for capability, kind, size, variant, config in entries(tight):
         report = {
             "capability": capability,
             "kind": kind,

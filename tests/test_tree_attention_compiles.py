@@ -12,9 +12,6 @@ HERE = Path(__file__).parent
 HOPPER_SHARED = 232_448  # bytes of shared memory a program may have
 HOPPER_MULTIPROCESSOR = 233_472  # bytes of a multiprocessor, of which each program takes 1 KiB more
 
-# The assembler takes a minute for the largest of them, and more on a busy machine.
-pytestmark = pytest.mark.timeout(2400)
-
 
 def compiled(script: str, *arguments: str) -> list[dict]:
     """A script's reports, from a Python in which Triton compiles instead of interpreting."""

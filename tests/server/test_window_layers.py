@@ -37,6 +37,7 @@ HYBRID = ("--attention-backend", "triton")  # the stock CPU backend that reads t
 # Few enough slots that pages which left a window are soon another request's.
 TIGHT = (*HYBRID, "--max-total-tokens", "1536", "--swa-full-tokens-ratio", "0.5")
 ONE_POOL = ("--disable-hybrid-swa-memory",)
+GPT_OSS_ENVIRONMENT = {**ENVIRONMENT, "DDTREE_TEST_GPT_OSS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ class PrefillOracle(Oracle):
 def stock_gpt_oss(template: ServerTemplate, gpt_oss_target: Path) -> Iterator[PrefillOracle]:
     flags = [*common_flags(SOURCE), "--attention-backend", "triton", *ONE_POOL]
     flags += ["--model-path", str(gpt_oss_target)]
-    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
+    with ServerProcess(flags, environment=GPT_OSS_ENVIRONMENT, launcher=template.launch, grace=0) as server:
         yield PrefillOracle(server)
 
 
@@ -150,7 +151,7 @@ def test_sinks_and_windows_of_gpt_oss(
     template: ServerTemplate, stock_gpt_oss: PrefillOracle, gpt_oss_target: Path, tmp_path: Path
 ) -> None:
     expected = stock_gpt_oss.answers(SHORT)
-    environment = planted(expected, SHORT, tmp_path)
+    environment = GPT_OSS_ENVIRONMENT | planted(expected, SHORT, tmp_path)
     arguments = ddtree_flags(SOURCE, 16, 17, "--model-path", str(gpt_oss_target), *HYBRID)
     with ServerProcess(arguments, environment=environment, launcher=template.launch, grace=0) as server:
         answers = ask_all(server, SHORT)
