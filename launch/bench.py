@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 from sglang_ddtree_patch.launch import bench_context, bench_serve, plots
+from sglang_ddtree_patch.launch.bench_kernel_options import parse_options
 from sglang_ddtree_patch.launch.sglang_install import require_sglang
 
 _EXAMPLE = """\
@@ -38,7 +39,8 @@ def add_parser(subparsers) -> None:
 
 
 def run_kernel(arguments: argparse.Namespace) -> int:
-    """Hand all flags to the kernel benchmark, which has a parser of its own and imports torch."""
+    """Hand all flags to the kernel benchmark, which imports torch, once they are right."""
+    parse_options(arguments.sglang_flags)
     if not require_sglang("bench kernel"):
         return 1
     from sglang_ddtree_patch.launch import bench_kernel

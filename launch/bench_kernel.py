@@ -31,6 +31,7 @@ import triton
 from sglang_ddtree_patch.attention_kernel import VENDORS
 from sglang_ddtree_patch.kernels.tree_attention import tree_attention
 from sglang_ddtree_patch.kernels.tree_attention_configs import TreeAttentionConfig
+from sglang_ddtree_patch.launch.bench_kernel_options import parse_options
 from sglang_ddtree_patch.launch.kernel_candidates import candidates
 from sglang_ddtree_patch.launch.kernel_contenders import OURS, Contender, chosen, preparing_calls
 from sglang_ddtree_patch.launch.kernel_timing import graph_microseconds, measure_ceilings
@@ -47,31 +48,11 @@ MODULE = "sglang_ddtree_patch.launch.bench_kernel"
 WORST_ERROR = 1e-2
 SWEEP_CONTEXTS = (65536, 16384)
 COMPILE_CONTEXT = 200
-ROWS = (1, 9, 17, 33, 64, 128)
-CONTEXTS = (1024, 16384, 65536, 131072, 189440)
-BATCHES = (1, 8, 32)
 MOST_BYTES = 40 << 30  # of KV; what needs more is left out
 # What a kernel that cannot run a point answers: others go on.
 FAILURES = (RuntimeError, ValueError, TypeError, AssertionError, triton.OutOfResources)
 CONTENDERS = {contender.name: contender for contender in (*OURS, *BASELINES)}
 PACKAGES = ("torch", "triton", "sglang", "sglang-kernel", "flashinfer-python", "eagle-harness")
-
-
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="ddtree bench kernel", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", help="write the results here")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--kernels", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="widths of the tree")
-    parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
-    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
-    parser.add_argument("--configs", choices=["table", "sweep"], default="table", help="which tile shapes")
-    parser.add_argument(
-        "--budget", type=float, default=1800, help="seconds after which it ends with what is measured"
-    )
-    parser.add_argument("--compilers", type=int, default=12, help="processes that compile beforehand")
-    parser.add_argument("--compile-share", nargs=2, type=int, help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
 
 
 Launch = tuple[str, int, int, TreeAttentionConfig | None]  # shape, rows, batch, forced configuration
@@ -278,7 +259,7 @@ def installed_versions() -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    options = parse_arguments(argv)
+    options = parse_options(argv)
     torch.manual_seed(0)
     if options.compile_share:
         compile_share(options)

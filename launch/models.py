@@ -23,7 +23,12 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=show_table)
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    path = actions.add_parser("path", help="print the folder holding a model's target/ and draft/")
+    path = actions.add_parser(
+        "path",
+        help="print the folder holding a model's target/ and draft/",
+        epilog="example:\n  ddtree models path tiny-gqa\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     path.add_argument("name", help=" or ".join(model_catalog.names()))
     path.set_defaults(run=show_path)
 

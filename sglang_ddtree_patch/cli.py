@@ -33,7 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ddtree",
         description="DDTree speculative decoding for stock SGLang.",
-        epilog="Start with: ddtree demo",
+        epilog="example:\n  ddtree demo\n  ddtree serve --model-path TARGET --draft DRAFT\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(takes_sglang_flags=False)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

@@ -43,9 +43,20 @@ def ddtree_without_sglang(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "doctor", "bench", "models", "patch"])
+COMMANDS = [
+    "",
+    "serve",
+    "demo",
+    "doctor",
+    *("bench", "bench kernel", "bench serve", "bench context", "bench plot"),
+    *("models", "models path"),
+    *("patch", *(f"patch {action}" for action in ("list", "check", "apply", "revert", "status"))),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_with_an_example_without_sglang(command):
-    result = ddtree_without_sglang(command, "--help")
+    result = ddtree_without_sglang(*command.split(), "--help")
     assert result.returncode == 0, result.stderr
     assert f"example:\n  ddtree {command}" in result.stdout
 
@@ -173,9 +184,19 @@ def test_the_kernel_benchmark_gets_its_flags_as_they_were_typed(monkeypatch):
 
     got = []
     monkeypatch.setattr(bench_kernel, "main", got.append)
-    flags = ["--rows", "1", "17", "--json", "kernel.json", "--help"]
+    flags = ["--rows", "1", "17", "--json", "kernel.json"]
     assert cli.main(["bench", "kernel", *flags]) == 0
     assert got == [flags]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "kernel", "--rows", "many"])
+    assert ended.value.code == 2
+
+
+def test_the_kernel_benchmarks_flags_name_what_there_is():
+    from sglang_ddtree_patch.launch import bench_kernel, bench_kernel_options, kernel_workload
+
+    assert tuple(kernel_workload.SHAPES) == bench_kernel_options.SHAPE_NAMES
+    assert tuple(bench_kernel.CONTENDERS) == bench_kernel_options.KERNEL_NAMES
 
 
 def comparison(is_equal: bool) -> Comparison:
