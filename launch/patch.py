@@ -86,15 +86,20 @@ def check(arguments: argparse.Namespace) -> int:
     print(_sentence(tree, found))
     if found.state is State.ABSENT and has_port(tree):
         print(f"{find_port(tree).describe()}\nthis can be patched: ddtree patch apply")
-    elif found.state is State.ABSENT:
+    mismatches = _mismatches(tree, found)
+    if mismatches:
+        print(f"ddtree patch: {mismatches}", file=sys.stderr)
+    elif found.state is State.ABSENT and not has_port(tree):
         print("the diffs fit: ddtree patch apply")
-    return 0 if _would_serve(tree, found) and found.state is not State.UNFINISHED else 1
+    return 1 if mismatches or found.state is State.UNFINISHED else 0
 
 
 def apply(arguments: argparse.Namespace) -> int:
     tree, releases = find_tree(arguments.root), known_releases()
+    found = patcher.inspect(tree, releases)
+    if found.state is State.ABSENT:
+        refuse_what_would_not_serve(tree, found)
     if arguments.dry_run:
-        found = patcher.inspect(tree, releases)
         if found.state is State.ABSENT:
             return _print_bytes(patcher.diff(patcher.make_plan(tree, releases).changes))
         print(_sentence(tree, found))
@@ -108,7 +113,6 @@ def apply(arguments: argparse.Namespace) -> int:
     after = patcher.inspect(tree, releases)
     print(_sentence(tree, after))
     print("the Python that runs this tree needs sglang-ddtree-patch installed")
-    _would_serve(tree, after)
     return 0
 
 
@@ -148,17 +152,21 @@ def _sentence(tree: SglangTree, found: Status) -> str:
     return sentence
 
 
-def _would_serve(tree: SglangTree, found: Status) -> bool:
-    """Say so if the plugin, once loaded, would refuse this SGLang.
+def _mismatches(tree: SglangTree, found: Status) -> str | None:
+    """Why the plugin, once loaded, would refuse this SGLang; None if it would serve.
 
     A port in the tree does not load the plugin; what it needs was looked for before it was patched.
     """
     if has_port(tree):
-        return True
+        return None
     report = check_releases(tree.package, tree.version() or found.version)
-    if report.mismatches:
-        print(f"ddtree patch: warning: {report.summary()}", file=sys.stderr)
-    return not report.mismatches
+    return report.summary() if report.mismatches else None
+
+
+def refuse_what_would_not_serve(tree: SglangTree, found: Status) -> None:
+    """A patch behind which the plugin refuses the tree would only look like a success."""
+    if mismatches := _mismatches(tree, found):
+        raise PatchRefusedError(f"nothing was changed: {mismatches}")
 
 
 def _print_bytes(data: bytes) -> int:

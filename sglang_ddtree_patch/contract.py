@@ -22,6 +22,9 @@ class Use(enum.Enum):
     HOOK = "wrapped through SGLang's hook registry"
 
 
+MEMBERS_SHOWN = 3  # in a message; what is missing is named in full
+
+
 @dataclass(frozen=True)
 class Attribute:
     """One attribute: where it is defined and what must hold of it."""
@@ -41,7 +44,9 @@ class Attribute:
         if self.parameters is not None:
             return f"({', '.join(self.parameters)})"
         if self.members:
-            return f"a constant that holds {', '.join(self.members)}"
+            more = len(self.members) - MEMBERS_SHOWN
+            rest = f" and {more} more" if more > 0 else ""
+            return f"a constant that holds {', '.join(self.members[:MEMBERS_SHOWN])}{rest}"
         return "an attribute of that name"
 
 

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from patch_trees import ddtree_patch
+from patch_trees import ddtree_patch, every_tree_serves
 from sglang_wheels import unpack
 
 from sglang_ddtree_patch import cli, contract_check, model_catalog
 from sglang_ddtree_patch.contract import CONTRACT, SUPPORTED_VERSION
 from sglang_ddtree_patch.contract_check import ContractReport, Mismatch
-from sglang_ddtree_patch.launch import doctor_machine, doctor_sglang, probe_kernels
+from sglang_ddtree_patch.launch import doctor_machine, doctor_sglang, patch, probe_kernels
 from sglang_ddtree_patch.launch.doctor import as_text
 from sglang_ddtree_patch.launch.doctor_check import problem
 from sglang_ddtree_patch.launch.doctor_probe import Probe, ProbeResult
@@ -315,11 +315,12 @@ def test_a_folder_without_sglang_is_said_in_words(tmp_path, capsys):
 
 
 @pytest.fixture
-def tree(unpacked) -> Path:
+def tree(unpacked, monkeypatch) -> Path:
     """The unpacked tree with the file that the release's diff changes."""
     plugins = "srt/plugins/__init__.py"
     (unpacked / "sglang" / plugins).parent.mkdir()
     shutil.copy(Path(find_spec("sglang").origin).parent / plugins, unpacked / "sglang" / plugins)
+    monkeypatch.setattr(patch, "check_releases", every_tree_serves)
     return unpacked
 
 

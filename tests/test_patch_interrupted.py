@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from patch_trees import contents, ddtree_patch, snapshot, write_releases, write_tree
+from patch_trees import contents, ddtree_patch, every_tree_serves, snapshot, write_releases, write_tree
 
 from sglang_ddtree_patch.launch import patch as command
 from sglang_ddtree_patch.patches.releases import known_releases
@@ -17,10 +17,12 @@ from sglang_ddtree_patch.patches.releases import known_releases
 KILLED = """
 import argparse, os, signal, sys
 from pathlib import Path
+from sglang_ddtree_patch.contract_check import ContractReport
 from sglang_ddtree_patch.launch import patch
 from sglang_ddtree_patch.patches.releases import known_releases
 diffs, function, moment, when, *words = sys.argv[1:]
 patch.known_releases = lambda: known_releases(Path(diffs))
+patch.check_releases = lambda root, version: ContractReport(version, ())
 original, calls = getattr(os, function), []
 def killing(*given, **named):
     calls.append(given)
@@ -57,6 +59,7 @@ def releases(tmp_path, monkeypatch) -> Path:
     """A made-up release that touches two files, in place of the real diffs."""
     folder = write_releases(tmp_path)
     monkeypatch.setattr(command, "known_releases", lambda: known_releases(folder))
+    monkeypatch.setattr(command, "check_releases", every_tree_serves)
     return folder
 
 

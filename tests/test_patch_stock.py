@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from patch_trees import ddtree_patch, snapshot
 
+from sglang_ddtree_patch.contract import CONTRACT
 from sglang_ddtree_patch.patches.releases import known_releases
 from sglang_ddtree_patch.patches.unified_diff import parse
 
@@ -16,8 +17,13 @@ PLUGINS = "sglang/srt/plugins/__init__.py"
 
 @pytest.fixture
 def stock(tmp_path) -> Path:
+    """The files that the diffs and the contract speak of."""
     package = Path(importlib.util.find_spec("sglang").submodule_search_locations[0])
-    for name in (PLUGINS, "sglang/_version.py"):
+    modules = {attribute.module.replace(".", "/") for attribute in CONTRACT}
+    files = {name for module in modules for name in (f"{module}.py", f"{module}/__init__.py")}
+    for name in (PLUGINS, "sglang/_version.py", *files):
+        if not (package.parent / name).is_file():
+            continue
         target = tmp_path / "stock" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(package.parent / name, target)
@@ -38,13 +44,26 @@ def test_the_release_is_told_from_the_tree(stock, capsys, version):
     assert snapshot(stock) == before
 
 
-def test_another_release_with_the_same_file_keeps_its_name_and_a_warning(stock, capsys):
-    text = (stock / "sglang/_version.py").read_text().replace("0.5.23", "0.5.12")
+def test_another_release_that_would_serve_keeps_its_name(stock, capsys):
+    text = (stock / "sglang/_version.py").read_text().replace("0.5.23", "0.5.24")
     (stock / "sglang/_version.py").write_text(text)
     assert ddtree_patch("apply", "--root", stock) == 0
+    assert capsys.readouterr().out.startswith("applied: SGLang 0.5.24 at ")
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_tree_in_which_the_plugin_would_not_serve_is_left_alone(stock, capsys, more):
+    worker = stock / "sglang/srt/speculative/dflash_worker_v2.py"
+    worker.write_text(worker.read_text().replace("class DFlashWorkerV2", "class DFlashWorkerV3"))
+    before = snapshot(stock)
+    assert ddtree_patch("apply", "--root", stock, *more) == 1
     printed = capsys.readouterr()
-    assert printed.out.startswith("applied: SGLang 0.5.12 at ")
-    assert "SGLang 0.5.12 does not match what sglang-ddtree-patch relies on" in printed.err
+    assert (
+        "nothing was changed: SGLang 0.5.23 does not match what sglang-ddtree-patch relies on" in printed.err
+    )
+    assert "dflash_worker_v2.DFlashWorkerV2" in printed.err
+    assert printed.out == ""
+    assert snapshot(stock) == before
 
 
 def test_hashes_cover_exactly_the_files_of_the_diffs():
@@ -86,10 +105,3 @@ def test_list_names_every_diff(capsys):
 def test_check_approves_the_installed_release(capsys):
     assert ddtree_patch("check") == 0
     assert capsys.readouterr().err == ""
-
-
-def test_check_refuses_where_ddtree_would_not_serve(stock, capsys):
-    assert ddtree_patch("check", "--root", stock) == 1  # two files are no SGLang
-    printed = capsys.readouterr()
-    assert printed.out.endswith("the diffs fit: ddtree patch apply\n")
-    assert "does not match what sglang-ddtree-patch relies on" in printed.err

@@ -6,7 +6,16 @@ import stat
 from pathlib import Path
 
 import pytest
-from patch_trees import FILES, PATCHED, contents, ddtree_patch, snapshot, write_releases, write_tree
+from patch_trees import (
+    FILES,
+    PATCHED,
+    contents,
+    ddtree_patch,
+    every_tree_serves,
+    snapshot,
+    write_releases,
+    write_tree,
+)
 
 from sglang_ddtree_patch.launch import patch as command
 from sglang_ddtree_patch.patches.releases import known_releases
@@ -19,6 +28,7 @@ def releases(tmp_path, monkeypatch) -> Path:
     """A made-up release that touches two files, in place of the real diffs."""
     folder = write_releases(tmp_path)
     monkeypatch.setattr(command, "known_releases", lambda: known_releases(folder))
+    monkeypatch.setattr(command, "check_releases", every_tree_serves)
     return folder
 
 
