@@ -151,7 +151,7 @@ def test_penalized_requests_say_the_tokens_of_stock(
 ) -> None:
     answers = ask_all(server, [*PENALIZED, *stopped], stagger=0.02)
     assert not differences(expected, answers)
-    assert len({answers[request.name].tokens for request in stopped}) > 2
+    assert len({answers[request.name].tokens for request in stopped}) > 1
     assert_planted_paths_are_long(answers, PENALIZED)
 
 
