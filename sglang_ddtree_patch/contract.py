@@ -139,7 +139,7 @@ CONTRACT: tuple[Attribute, ...] = (
         "enable_mixed_chunk speculative_use_block_verification speculative_accept_threshold_single "
         "speculative_accept_threshold_acc speculative_num_steps speculative_num_draft_tokens "
         "speculative_dflash_block_size "
-        "speculative_draft_model_path speculative_draft_model_revision sampling_backend",
+        "speculative_draft_model_path speculative_draft_model_revision sampling_backend enable_metrics",
     ),
     _a(Use.CALL, "runtime_context", "get_spec", ""),
     _a(Use.CALL, "runtime_context", "_ConfigBag.override", "**kwargs"),
@@ -344,6 +344,34 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "managers.utils", "GenerationBatchResult.can_run_cuda_graph"),
     _a(Use.READ, "managers.utils", "GenerationBatchResult.routed_experts_output"),
     _a(Use.READ, "managers.utils", "GenerationBatchResult.indexer_topk_output"),
+    # What comes back of a round, and metrics.
+    _a(
+        Use.OVERRIDE, "managers.utils", "GenerationBatchResult.copy_to_cpu",
+        "return_logprob return_hidden_states",
+    ),
+    _a(
+        Use.HOOK, "managers.scheduler_components.batch_result_processor",
+        "SchedulerBatchResultProcessor._resolve_spec_v2_tokens", "result batch",
+    ),
+    _a(
+        Use.READ, "managers.scheduler_components.batch_result_processor",
+        "SchedulerBatchResultProcessor.metrics_reporter",
+    ),
+    _a(
+        Use.READ, "managers.scheduler_components.batch_result_processor",
+        "SchedulerBatchResultProcessor.metrics_collector",
+    ),
+    _a(
+        Use.READ, "managers.scheduler_components.metrics_reporter",
+        "SchedulerMetricsReporter.current_scheduler_metrics_enabled",
+    ),
+    _a(Use.READ, "managers.utils", "GenerationBatchResult.num_correct_drafts_per_req_cpu"),
+    _a(Use.READ, "managers.schedule_batch", "Req.is_retracted"),
+    _a(Use.CALL, "managers.schedule_batch", "Req.finished", ""),
+    _a(Use.CALL, "runtime_context", "get_observability", ""),
+    _a(Use.READ, "observability.metrics_collector", "SchedulerMetricsCollector.labels"),
+    _a(Use.READ, "observability.metrics_collector", "_StatLoggerDIMixin._counter_cls"),
+    _a(Use.READ, "observability.metrics_collector", "_StatLoggerDIMixin._histogram_cls"),
     # Spec inputs.
     _a(
         Use.CALL, "speculative.dflash_info", "DFlashVerifyInput.prepare_for_verify",

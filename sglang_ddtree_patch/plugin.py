@@ -68,6 +68,19 @@ def _register() -> None:
         row_headroom,
         HookType.AROUND,
     )
+    HookRegistry.register(
+        "sglang.srt.managers.scheduler_components.batch_result_processor."
+        "SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        _settle_round,
+        HookType.AFTER,
+    )
+
+
+def _settle_round(tokens: Any, *call: Any, **named: Any) -> None:
+    # Late, as the backend.
+    from sglang_ddtree_patch.round_result import settle_round
+
+    settle_round(tokens, *call, **named)
 
 
 def _create_backend(runner: Any) -> Any:

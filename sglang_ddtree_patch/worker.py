@@ -23,7 +23,7 @@ from sglang.srt.layers.sampler import Sampler
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_observability, get_spec
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
@@ -32,12 +32,15 @@ from sglang_ddtree_patch.commit import TargetKVCommit, path_hidden_states
 from sglang_ddtree_patch.contract_check import installed_release
 from sglang_ddtree_patch.custom_processors import CustomProcessors
 from sglang_ddtree_patch.draft_prefix import verify_host_bound
-from sglang_ddtree_patch.draft_step import draft_candidates, rehearse_head
+from sglang_ddtree_patch.draft_step import draft_candidates
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.grammar_tree import GrammarOnTree
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
 from sglang_ddtree_patch.penalty_history import PenaltyHistory
+from sglang_ddtree_patch.rehearsal import rehearse_small_steps
+from sglang_ddtree_patch.round_result import RoundResult
+from sglang_ddtree_patch.round_times import RoundClock
 from sglang_ddtree_patch.seeded_sampler import SeededSampler, attach_seeds
 from sglang_ddtree_patch.settings import candidates_per_position
 from sglang_ddtree_patch.slots import RoundSlots, SlotPlanner
@@ -68,6 +71,7 @@ class DDTreeWorker(DFlashWorkerV2):
             target_worker.model_runner.sampler = SeededSampler()
         self._history = PenaltyHistory(vocabulary, self.device)
         self._processors = CustomProcessors()
+        self._clock = RoundClock(self.device, is_running=get_observability().enable_metrics)
         # Schedulers and metrics read the verify width here; the parent set the drafter's block.
         self.speculative_num_draft_tokens = self.sizes.width
 
@@ -112,26 +116,8 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def prewarm_sampling(self) -> Any:
         """Rehearse what a round runs outside graphs; not the parent's chain, which never runs here."""
-        self._rehearse_small_steps()
+        rehearse_small_steps(self)
         return self.model_runner.prewarm_sampling()
-
-    def _rehearse_small_steps(self) -> None:
-        """Run our own launches once, at start, or the first round that is served compiles them.
-
-        One request of slot 0 and no prefix: slot 0 is nobody's, and all that is written lands there.
-        """
-        sizes, nothing = self.sizes, torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._plan_slots(request_ids=nothing, prefix_lens=nothing, host_lens=None, root_tokens=nothing)
-        rehearse_head(self, sizes)
-        shape = (1, sizes.draft - 1, sizes.candidates)
-        tree = build_token_tree(
-            nothing, nothing.new_zeros(shape), torch.zeros(shape, device=self.device), sizes.width, nothing
-        )
-        accepted = accept_greedy(tree.tokens, tree.parents, tree.tokens, sizes.path, nothing)
-        # Not the round's own: the pool may still be resized.
-        TargetKVCommit(self.target_worker.model_runner.token_to_kv_pool)(
-            nothing.new_zeros((1, sizes.slots)), accepted
-        )
 
     def _make_next_draft_input_prefill(
         self, *, bonus_tokens: torch.Tensor, seq_lens: torch.Tensor
@@ -155,28 +141,32 @@ class DDTreeWorker(DFlashWorkerV2):
             return result
         return self._decode_round(batch, on_publish, grammar_barrier)
 
-    def _decode_round(self, batch: Any, on_publish: Any, grammar_barrier: Any) -> GenerationBatchResult:
-        sizes, target = self.sizes, self.target_worker.model_runner
+    def _decode_round(self, batch: Any, on_publish: Any, grammar_barrier: Any) -> RoundResult:
+        sizes, target, times = self.sizes, self.target_worker.model_runner, self._clock.start()
         prefix_lens, draft_input = batch.seq_lens, batch.spec_info
         # The previous round may have produced the lengths on another stream.
         prefix_lens.record_stream(torch.get_device_module(self.device).current_stream())
 
         host_lens = batch.seq_lens_cpu
-        slots = self._plan_slots(
+        slots = self.plan_slots(
             request_ids=batch.req_pool_indices,
             prefix_lens=prefix_lens,
             host_lens=host_lens if host_lens is not None else draft_input.nxt_kv_lens_cpu,
             root_tokens=draft_input.bonus_tokens,
         )
         candidates = draft_candidates(self, batch, slots, sizes)
+        times.mark("draft")
         tree = build_token_tree(
             draft_input.bonus_tokens, candidates.tokens, candidates.log_probs, sizes.width, prefix_lens
         )
+        times.mark("tree")
         grammar = GrammarOnTree.of(batch, tree)
         result = self._verify(batch, tree, slots.plan)
         logits_output = result.logits_output
+        times.mark("verify")
         grammar_mask = grammar and grammar.mask(batch, grammar_barrier)
         accepted = self._accept(batch, tree, prefix_lens, logits_output, grammar_mask)
+        times.mark("choose")
 
         block = slots.plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
         self._commit_target_kv(block, accepted)
@@ -185,8 +175,9 @@ class DDTreeWorker(DFlashWorkerV2):
         self._feed_drafter(slots, logits_output.hidden_states, accepted)
         # Large, and copied to the host by the scheduler if it is still there.
         logits_output.hidden_states = None
+        times.mark("commit")
 
-        return GenerationBatchResult(
+        return RoundResult(
             logits_output=logits_output,
             next_token_ids=accepted.tokens.flatten(),
             accept_lens=accepted.commit_lengths,
@@ -199,6 +190,9 @@ class DDTreeWorker(DFlashWorkerV2):
             new_seq_lens=accepted.new_lens,
             routed_experts_output=result.routed_experts_output,
             indexer_topk_output=result.indexer_topk_output,
+            width=tree.width,
+            node_counts=tree.node_counts,
+            times=times,
         )
 
     @functools.cached_property
@@ -207,7 +201,7 @@ class DDTreeWorker(DFlashWorkerV2):
         return TargetKVCommit(self.target_worker.model_runner.token_to_kv_pool)
 
     @functools.cached_property
-    def _plan_slots(self) -> SlotPlanner:
+    def plan_slots(self) -> SlotPlanner:
         return SlotPlanner(self.target_worker.model_runner, self.sizes, self.mask_token_id)
 
     def _verify(self, batch: Any, tree: TokenTree, plan: Any) -> GenerationBatchResult:

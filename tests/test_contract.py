@@ -36,6 +36,7 @@ SUBCLASSES = {
     "speculative.spec_info.SpeculativeAlgorithm": ("algorithm.py", "DDTreeAlgorithm"),
     "speculative.dflash_worker_v2.DFlashWorkerV2": ("worker.py", "DDTreeWorker"),
     "speculative.dflash_info_v2.DFlashDraftInputV2": ("verify_input.py", "DDTreeDraftInput"),
+    "managers.utils.GenerationBatchResult": ("round_result.py", "RoundResult"),
     "layers.sampler.Sampler": ("seeded_sampler.py", "SeededSampler"),
     "layers.attention.base_attn_backend.AttentionBackend": ("backend.py", "DDTreeVerifyBackend"),
     "platforms.interface.SRTPlatform": ("cpu_platform.py", "DDTreeCpuPlatform"),

@@ -1,0 +1,34 @@
+"""What runs once while the server starts, so that no round that is served compiles a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_ddtree_patch.commit import TargetKVCommit
+from sglang_ddtree_patch.draft_step import rehearse_head
+from sglang_ddtree_patch.kernels.accept import accept_greedy
+from sglang_ddtree_patch.kernels.tree import build_token_tree
+
+
+def rehearse_small_steps(worker: Any) -> None:
+    """Run our own launches outside graphs once.
+
+    One request of slot 0 and no prefix: slot 0 is nobody's, and all that is written lands there.
+
+    Args:
+        worker: the `DDTreeWorker`, with its models and pools.
+    """
+    sizes, nothing = worker.sizes, torch.zeros(1, dtype=torch.int64, device=worker.device)
+    worker.plan_slots(request_ids=nothing, prefix_lens=nothing, host_lens=None, root_tokens=nothing)
+    rehearse_head(worker, sizes)
+    shape = (1, sizes.draft - 1, sizes.candidates)
+    tree = build_token_tree(
+        nothing, nothing.new_zeros(shape), torch.zeros(shape, device=worker.device), sizes.width, nothing
+    )
+    accepted = accept_greedy(tree.tokens, tree.parents, tree.tokens, sizes.path, nothing)
+    # Not the round's own: the pool may still be resized.
+    TargetKVCommit(worker.target_worker.model_runner.token_to_kv_pool)(
+        nothing.new_zeros((1, sizes.slots)), accepted
+    )
