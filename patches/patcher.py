@@ -15,7 +15,7 @@ from sglang_ddtree_patch.patches.in_tree import find_port, has_port, plan_change
 from sglang_ddtree_patch.patches.journal import Change, Journal, remove_leftovers
 from sglang_ddtree_patch.patches.releases import Release
 from sglang_ddtree_patch.patches.tree import PatchRefusedError, SglangTree, digest
-from sglang_ddtree_patch.patches.unified_diff import FileDiff
+from sglang_ddtree_patch.patches.unified_diff import FileDiff, lines_of
 
 
 class State(enum.Enum):
@@ -129,7 +129,7 @@ def diff(changes: Sequence[Change]) -> bytes:
     """The changes as a unified diff."""
     lines: list[bytes] = []
     for change in changes:
-        old, new = (data.splitlines(keepends=True) for data in (change.original, change.patched))
+        old, new = (lines_of(data) for data in (change.original, change.patched))
         names = (f"a/{change.path}".encode(), f"b/{change.path}".encode())
         lines += difflib.diff_bytes(difflib.unified_diff, old, new, *names)
     return b"".join(lines)
@@ -173,7 +173,7 @@ def _is_file_patched(tree: SglangTree, taking_out: FileDiff, release: Release) -
     if data is None:
         return False
     text = _with_lf(data)
-    fits = all(hunk.lies_in(text.splitlines(keepends=True)) for hunk in taking_out.hunks)
+    fits = all(hunk.lies_in(lines_of(text)) for hunk in taking_out.hunks)
     return fits and digest(taking_out.apply(text)) == release.originals[taking_out.path]
 
 
@@ -193,7 +193,7 @@ def _what_differs(tree: SglangTree, release: Release) -> str:
         if digest(text) == release.originals[file.path]:
             continue
         what = f"{tree.file(file.path)} is not the file of SGLang {release.version}"
-        lines = text.splitlines(keepends=True)
+        lines = lines_of(text)
         for number, hunk in enumerate(file.hunks, start=1):
             if not hunk.lies_in(lines):
                 line, expected, found = hunk.first_difference(lines)

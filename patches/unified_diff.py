@@ -7,11 +7,17 @@ Bytes throughout, because a source file need not be UTF-8 for its lines to be co
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_HUNK_HEADER = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HUNK_HEADER = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+
+
+def lines_of(data: bytes) -> list[bytes]:
+    """Lines as diffs count them: they end in b"\\n" alone, and keep it."""
+    return io.BytesIO(data).readlines()
 
 
 class DiffSyntaxError(ValueError):
@@ -30,9 +36,15 @@ class Hunk:
     def reversed(self) -> Hunk:
         return Hunk(self.new_start, self.old_start, self.new, self.old)
 
+    @property
+    def old_lines(self) -> slice:
+        """Where the expected lines lie; a hunk that expects none names the line before its place."""
+        start = self.old_start - 1 if self.old else self.old_start
+        return slice(start, start + len(self.old))
+
     def lies_in(self, lines: Sequence[bytes]) -> bool:
-        start = self.old_start - 1
-        return tuple(lines[start : start + len(self.old)]) == self.old
+        place = self.old_lines
+        return place.stop <= len(lines) and tuple(lines[place]) == self.old
 
     def first_difference(self, lines: Sequence[bytes]) -> tuple[int, bytes, bytes]:
         """Line number, the line expected there and the line found (empty past the end of the file)."""
@@ -40,6 +52,8 @@ class Hunk:
             found = lines[number - 1] if number <= len(lines) else b""
             if found != expected:
                 return number, expected, found
+        if not self.lies_in(lines):  # expects nothing, past the end
+            return self.old_start, b"", b""
         raise ValueError("the hunk lies in these lines")
 
 
@@ -59,18 +73,17 @@ class FileDiff:
         Raises:
             ValueError: a hunk does not lie where it says.
         """
-        lines = data.splitlines(keepends=True)
+        lines = lines_of(data)
         for hunk in reversed(self.hunks):  # from the end, so that earlier line numbers stay right
             if not hunk.lies_in(lines):
                 raise ValueError(f"{self.path}: the hunk at line {hunk.old_start} does not fit")
-            start = hunk.old_start - 1
-            lines[start : start + len(hunk.old)] = hunk.new
+            lines[hunk.old_lines] = hunk.new
         return b"".join(lines)
 
 
 def parse(text: bytes) -> tuple[FileDiff, ...]:
     """The files of a unified diff, in order; prose before a file's `---` line is skipped."""
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     files: list[FileDiff] = []
     position = 0
     while position < len(lines):
@@ -86,14 +99,28 @@ def parse(text: bytes) -> tuple[FileDiff, ...]:
             hunks.append(hunk)
         if not hunks:
             raise DiffSyntaxError(f"{path} has no hunk")
+        _check_order(path, hunks)
         files.append(FileDiff(path, tuple(hunks)))
     if not files:
         raise DiffSyntaxError("no file in this diff")
     return tuple(files)
 
 
+def _check_order(path: str, hunks: Sequence[Hunk]) -> None:
+    """Both line numbers of a hunk must agree with the hunks before it."""
+    end = longer_by = 0
+    for hunk in hunks:
+        old, new = hunk.old_lines, hunk.reversed().old_lines
+        if old.start < end or new.start != old.start + longer_by:
+            raise DiffSyntaxError(f"{path}: the hunk at line {hunk.old_start} contradicts those before it")
+        end, longer_by = old.stop, longer_by + len(hunk.new) - len(hunk.old)
+
+
 def _path(old: bytes, new: bytes) -> str:
-    before, after = (line[4:].split(b"\t")[0].strip().decode() for line in (old, new))
+    try:
+        before, after = (line[4:].split(b"\t")[0].strip().decode() for line in (old, new))
+    except UnicodeDecodeError as error:
+        raise DiffSyntaxError(f"{old!r} names no file in UTF-8") from error
     if not before.startswith("a/") or after != f"b/{before[2:]}":
         raise DiffSyntaxError(f"{before} to {after}: only changes to one file a/PATH, b/PATH are known")
     return before[2:]
