@@ -22,12 +22,13 @@ class RoundResult(GenerationBatchResult):
     """SGLang's result of a decode batch, and how the round went."""
 
     width: int = 0  # rows of the verify block
-    node_counts: torch.Tensor | None = None  # [batch] int64: rows that are nodes; on the host once copied
+    node_counts: torch.Tensor | None = None  # [batch] int64: rows that are nodes, if asked for; on the host once copied
     times: RoundTimes | Untimed | None = None
 
     def copy_to_cpu(self, *args: Any, **kwargs: Any) -> None:
         """Queue the copies; the parent's last one is followed by the event that says they are there."""
-        self.node_counts = async_d2h(self.node_counts)
+        if self.node_counts is not None:
+            self.node_counts = async_d2h(self.node_counts)
         super().copy_to_cpu(*args, **kwargs)
 
 

@@ -67,7 +67,7 @@ class RoundClock:
     def __init__(self, device: torch.device | str, is_running: bool):
         is_host = torch.device(device).type == "cpu"
         self._events = None if is_host else torch.get_device_module(device)
-        self._is_running = is_running
+        self.is_running = is_running
 
     def start(self) -> RoundTimes | Untimed:
-        return RoundTimes(self._events) if self._is_running else Untimed()
+        return RoundTimes(self._events) if self.is_running else Untimed()

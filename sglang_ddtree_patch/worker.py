@@ -191,7 +191,7 @@ class DDTreeWorker(DFlashWorkerV2):
             routed_experts_output=result.routed_experts_output,
             indexer_topk_output=result.indexer_topk_output,
             width=tree.width,
-            node_counts=tree.node_counts,
+            node_counts=tree.node_counts if self._clock.is_running else None,
             times=times,
         )
 
