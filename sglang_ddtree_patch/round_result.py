@@ -22,7 +22,7 @@ class RoundResult(GenerationBatchResult):
     """SGLang's result of a decode batch, and how the round went."""
 
     width: int = 0  # rows of the verify block
-    node_counts: torch.Tensor | None = None  # [batch] int64: rows that are nodes, if asked for; on the host once copied
+    node_counts: torch.Tensor | None = None  # [batch] int64: rows that are nodes; None where nobody asks
     times: RoundTimes | Untimed | None = None
 
     def copy_to_cpu(self, *args: Any, **kwargs: Any) -> None:
