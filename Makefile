@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast lint
+.PHONY: help env demo test test-fast soak lint
 
 help:
 	@echo "make demo        serve a small model with DDTREE and compare it with stock SGLang"
 	@echo "make test        lint and all tests, the fast ones first"
 	@echo "make test-fast   lint and the tests that start no server"
+	@echo "make soak        random requests to random servers against stock SGLang, ten minutes of them"
 
 env:
 	@launch/setup_env.sh $(VENV)
@@ -24,6 +25,10 @@ test: lint
 
 test-fast: lint
 	$(BIN)/python -m pytest -m "not server" $(ARGS)
+
+# E.g.: make soak ARGS="--minutes 30"
+soak: env
+	@$(BIN)/python tests/regression/soak.py $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .
