@@ -1,8 +1,8 @@
 """Tree, masks, accept and commit together, fuzzed: one round must leave what decoding row by row would leave.
 
 The target is a table: which token follows a path of tokens. Plain decoding asks it one token at a time; the
-round builds a tree of whatever the drafter offers, asks the table once for every row, walks, and commits. The
-KV of a row names the tokens that the row saw through its mask, so that a wrong parent, mask, walk or move shows.
+round builds a tree of what the drafter offers, asks the table once for every row, walks, and commits. The KV
+of a row names the tokens it saw through its mask, so that a wrong parent, mask, walk or move shows.
 """
 
 import torch
