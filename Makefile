@@ -8,12 +8,13 @@ ARGS ?=
 NONE_FIT = || [ $$? -eq 5 -a -n '$(ARGS)' ]
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast lint
+.PHONY: help env demo test test-fast soak lint
 
 help:
 	@echo "make demo        serve a small model with DDTREE and compare it with stock SGLang"
 	@echo "make test        lint and all tests, the fast ones first"
 	@echo "make test-fast   lint and the tests that start no server"
+	@echo "make soak        random requests to random servers against stock SGLang, ten minutes of them"
 
 env:
 	@launch/setup_env.sh $(VENV)
@@ -28,6 +29,10 @@ test: test-fast
 test-fast: lint
 	@echo "tests that start no server, two at a time"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not server" -n 2 --dist worksteal $(ARGS) $(NONE_FIT)
+
+# E.g.: make soak ARGS="--minutes 30"
+soak: env
+	@$(BIN)/python tests/regression/soak.py $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .

@@ -151,8 +151,7 @@ def check_hidden_size(target: ModelConfig, draft: ModelConfig) -> Check:
 def check_vocabulary(target: ModelConfig, draft: ModelConfig) -> Check:
     ours, theirs = draft.text.get("vocab_size"), target.count("vocab_size")
     if ours is not None and ours != theirs:
-        advice = f"It serves with the target's head, and was trained for other tokens. {OTHER_DRAFTER}"
-        return warning("vocabulary", f"drafter {ours}, target {theirs}", advice)
+        return problem("vocabulary", f"drafter {ours}, target {theirs}", OTHER_DRAFTER)
     return ok("vocabulary", str(theirs))
 
 

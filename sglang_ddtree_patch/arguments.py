@@ -8,7 +8,6 @@ The late one puts `ddtree-verify` in front of that backend for tree verify alone
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -23,18 +22,15 @@ from sglang.srt.arg_groups.overrides import (
 )
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
-from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
-from sglang.srt.utils.hf_transformers.config import get_config
 
 from sglang_ddtree_patch.attention_kernel import REFERENCE, own_kernel
 from sglang_ddtree_patch.contract_check import installed_release
+from sglang_ddtree_patch.draft_config import check_vocabulary, trained_block_size
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.settings import (
     ALGORITHM,
     BACKEND,
-    DEFAULT_DRAFT_BLOCK,
     DEFAULT_WIDTH,
-    DRAFT_ARCHITECTURES,
     MAX_DRAFT_BLOCK,
     MAX_WIDTH,
     candidates_per_position,
@@ -83,7 +79,9 @@ def put_backend_in_front(server_args: Any, previous: Step) -> None:
     cfg = resolving_view(server_args)
     if cfg.speculative_algorithm != ALGORITHM:
         return
-    check_model(model_config_of(server_args))
+    model_config = model_config_of(server_args)
+    check_model(model_config)
+    check_vocabulary(cfg, model_config.vocab_size)
     check_page_size(asked=server_args._raw_input["page_size"], resolved=cfg.page_size)
     slots = max(cfg.speculative_num_draft_tokens, cfg.speculative_dflash_block_size)
     check_pool(cfg.max_total_tokens, slots, cfg.page_size)
@@ -204,47 +202,6 @@ def resolve_block(cfg: Any) -> dict[str, int]:
         "speculative_num_draft_tokens": width,
         "speculative_dflash_block_size": block,
     }
-
-
-def trained_block_size(cfg: Any) -> int:
-    """The block size in the draft model's config, after making sure that it is a DFlash drafter."""
-    path = cfg.speculative_draft_model_path
-    try:
-        config = get_config(
-            path,
-            trust_remote_code=cfg.trust_remote_code,
-            revision=cfg.speculative_draft_model_revision,
-            model_override_args=json.loads(cfg.json_model_override_args),
-        )
-    except (LookupError, OSError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"--speculative-draft-model-path {path}: no model config could be read there "
-            f"({_first_line(error)}). Give the folder or Hugging Face name of a DFlash drafter."
-        ) from error
-    architectures = config.architectures or []
-    if not DRAFT_ARCHITECTURES.intersection(architectures):
-        raise ConfigurationError(
-            f"--speculative-draft-model-path {path} is not a plain DFlash drafter: its config names "
-            f"{architectures or 'no architecture'}, and {ALGORITHM} drafts with one of "
-            f"{sorted(DRAFT_ARCHITECTURES)}."
-        )
-    try:
-        draft = parse_dflash_draft_config(draft_hf_config=config)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"--speculative-draft-model-path {path}: its config is not one of a DFlash drafter "
-            f"({_first_line(error)}). Correct config.json there, or give another drafter."
-        ) from error
-    if draft.is_domino or draft.selector_rank:
-        raise ConfigurationError(
-            f"--speculative-draft-model-path {path} carries a Domino or selector head, which proposes "
-            f"one chain: {ALGORITHM} needs a plain DFlash drafter, or serve it with DFLASH."
-        )
-    return draft.resolve_block_size(default=DEFAULT_DRAFT_BLOCK)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def check_model(model_config: Any) -> None:

@@ -175,6 +175,7 @@ CONTRACT: tuple[Attribute, ...] = (
         "logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions "
         "logprob_logits",
     ),
+    _a(Use.CALL, "utils.async_probe", "sanitize_nan_logits", "logits msg"),
     _a(
         Use.CALL, "layers.sampler", "sampling_from_probs_torch", "probs sampling_seed positions",
     ),

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.utils.async_probe import sanitize_nan_logits
 
 from sglang_ddtree_patch.kernels.penalties import Penalties, penalize_rows
 from sglang_ddtree_patch.kernels.tree import TokenTree
@@ -69,6 +70,8 @@ def choose_tokens(
         [batch * width] int64.
     """
     logits = logits_output.next_token_logits
+    # As the sampler does: SGLANG_SANITIZE_NAN_LOGITS and SGLANG_ENABLE_NAN_LOGITS_CHECK say what NaN means.
+    sanitize_nan_logits(logits, "DDTREE verify: target logits")
     if sampling_info.is_all_greedy:
         return logits.argmax(-1)
     rows = by_row(sampling_info, tree.width)

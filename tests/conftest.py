@@ -1,9 +1,22 @@
-"""Order and choice of tests: those that start no server come first, GPU tests run where there is a GPU."""
+"""Order and choice of tests: those that start no server come first, GPU tests run where there is a GPU.
+
+For those that start servers: one warm process that forks them, and stock oracles that stay up.
+"""
+
+from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from serving import ENVIRONMENT, Oracle, common_flags
+
+from sglang_ddtree_patch.launch.server_process import ServerProcess
+from sglang_ddtree_patch.launch.server_template import ServerTemplate
+
+SERVER_TESTS = Path(__file__).parent / "server"
 
 # Without a GPU our Triton kernels run in its interpreter, which Triton must know before it is imported, and
 # SGLang's compiled functions run as they stand.
@@ -13,8 +26,42 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SERVER_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.server)
     items.sort(key=lambda item: item.get_closest_marker("server") is not None)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[ServerTemplate]:
+    """Forks servers; knows the test plugins in planting/."""
+    with ServerTemplate({**ENVIRONMENT, "PYTHONPATH": str(SERVER_TESTS / "planting")}) as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def stock_gqa(template: ServerTemplate) -> Iterator[Oracle]:
+    """The stock CPU backend for GQA: torch_native, page size 1; made definite by
+    server/planting/definite_stock.py.
+
+    Synchronous, because stock's overlap scheduler hands penalties each token a step late.
+    """
+    flags = [
+        *common_flags("tiny-gqa"), "--attention-backend", "torch_native", "--disable-overlap-schedule",
+        "--enable-custom-logit-processor",
+    ]  # fmt: skip
+    environment = {**ENVIRONMENT, "DDTREE_TEST_ORACLE": "1"}
+    with ServerProcess(flags, environment=environment, launcher=template.launch, grace=0) as server:
+        yield Oracle(server)
+
+
+@pytest.fixture(scope="session")
+def stock_mla(template: ServerTemplate) -> Iterator[Oracle]:
+    """The stock backend that serves MLA on a CPU: Triton's, interpreted."""
+    flags = [*common_flags("tiny-mla"), "--attention-backend", "triton"]
+    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
+        yield Oracle(server)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from resolve_arguments import Outcome, resolve
 
-from sglang_ddtree_patch import arguments
+from sglang_ddtree_patch import arguments, draft_config
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.settings import MAX_WIDTH, candidates_per_position
 
@@ -195,7 +195,7 @@ def test_a_block_out_of_range_is_refused_with_the_range_and_the_drafters_own(dra
 def test_a_drafter_that_names_no_block_size_has_the_usual_one(tmp_path):
     without = {key: value for key, value in DRAFT.items() if key != "block_size"}
     path = model_folder(tmp_path, without)
-    assert arguments.trained_block_size(config(speculative_draft_model_path=path)) == 16
+    assert draft_config.trained_block_size(config(speculative_draft_model_path=path)) == 16
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_drafter_that_names_no_block_size_has_the_usual_one(tmp_path):
 def test_a_draft_model_that_is_not_dflash_is_refused_with_what_it_is(tmp_path, changes, found):
     path = model_folder(tmp_path, {**DRAFT, **changes})
     with pytest.raises(ConfigurationError) as refused:
-        arguments.trained_block_size(config(speculative_draft_model_path=path))
+        draft_config.trained_block_size(config(speculative_draft_model_path=path))
     assert f"--speculative-draft-model-path {path}" in str(refused.value)
     assert found in str(refused.value)
     assert "DFlashDraftModel" in str(refused.value)
@@ -223,7 +223,7 @@ def test_a_drafter_with_a_domino_head_is_refused_with_an_algorithm_that_serves_i
     }
     path = model_folder(tmp_path, {**DRAFT, "dflash_config": {**DRAFT["dflash_config"], **head}})
     with pytest.raises(ConfigurationError, match=r"Domino .* serve it with DFLASH"):
-        arguments.trained_block_size(config(speculative_draft_model_path=path))
+        draft_config.trained_block_size(config(speculative_draft_model_path=path))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_draft_config_that_cannot_be_read_is_one_line_with_the_reason(tmp_path
     if what == "no architecture":
         model_folder(path, {**DRAFT, "architectures": []})
     with pytest.raises(ConfigurationError) as refused:
-        arguments.trained_block_size(config(speculative_draft_model_path=str(path)))
+        draft_config.trained_block_size(config(speculative_draft_model_path=str(path)))
     assert f"--speculative-draft-model-path {path}: no model config could be read" in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -333,6 +333,23 @@ def model_config(**settings: object) -> SimpleNamespace:
     return SimpleNamespace(**{**ordinary, **settings})
 
 
+@pytest.mark.parametrize(
+    ("drafters", "targets", "is_served"), [(64, 64, True), (None, 64, True), (64, 65, False), (0, 64, False)]
+)
+def test_a_drafter_of_another_vocabulary_is_refused_where_its_config_names_one(
+    tmp_path, drafters, targets, is_served
+):
+    named = {key: value for key, value in DRAFT.items() if key != "vocab_size"}
+    if drafters is not None:
+        named["vocab_size"] = drafters
+    cfg = config(speculative_draft_model_path=model_folder(tmp_path, named))
+    if is_served:
+        draft_config.check_vocabulary(cfg, targets)
+    else:
+        with pytest.raises(ConfigurationError, match=f"of {drafters} tokens.*target has {targets}"):
+            draft_config.check_vocabulary(cfg, targets)
+
+
 # Whole command lines, through SGLang's own resolution on the CPU platform.
 
 DDTREE = ["--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "DRAFT"]
@@ -362,6 +379,7 @@ COMMAND_LINES = {
     "mismatch, tree": {"argv": DDTREE, "mismatch": True},
     "mismatch, backend": {"argv": OURS, "mismatch": True},
     "no drafter": {"argv": DDTREE[:2]},
+    "a drafter of another vocabulary": {"argv": ["DRAFT OF 65" if w == "DRAFT" else w for w in DDTREE]},
     "wrong candidates": {"argv": DDTREE, "environment": {"SGLANG_DDTREE_TOPK": "many"}},
 }
 RANDOM_FIELDS = {"random_seed", "port", "nccl_port"}
@@ -371,10 +389,14 @@ RANDOM_FIELDS = {"random_seed", "port", "nccl_port"}
 def outcomes(tmp_path_factory) -> dict[str, Outcome]:
     """Every command line above, resolved in one process."""
     folder = tmp_path_factory.mktemp("models")
-    target, drafter = model_folder(folder / "target", TARGET), model_folder(folder / "draft", DRAFT)
+    target = model_folder(folder / "target", TARGET)
+    drafters = {
+        "DRAFT": model_folder(folder / "draft", DRAFT),
+        "DRAFT OF 65": model_folder(folder / "draft of 65", {**DRAFT, "vocab_size": 65}),
+    }
     common = ["--model-path", target, "--device", "cpu", "--skip-tokenizer-init"]
     cases = [
-        {**case, "argv": [*common, *(drafter if word == "DRAFT" else word for word in case["argv"])]}
+        {**case, "argv": [*common, *(drafters.get(word, word) for word in case["argv"])]}
         for case in COMMAND_LINES.values()
     ]
     results = resolve(cases, {"SGLANG_PLATFORM": "ddtree_cpu", "OMP_NUM_THREADS": "1"})
@@ -442,6 +464,7 @@ def test_a_rounds_sizes_come_from_the_flags_and_the_drafter(outcomes):
     ("name", "words"),
     [
         ("no drafter", "add --speculative-draft-model-path PATH"),
+        ("a drafter of another vocabulary", "vocabulary of 65 tokens, and the target has 64"),
         ("wrong candidates", "SGLANG_DDTREE_TOPK='many'"),
     ],
 )

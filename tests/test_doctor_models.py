@@ -24,7 +24,7 @@ MISFITS = {
         "target", {"sliding_window": 512, "use_sliding_window": True}, "target attention", "warning", "512",
     ),
     "another hidden size": ("draft", {"hidden_size": 64}, "hidden size", "problem", "drafter 64, target 128"),
-    "another vocabulary": ("draft", {"vocab_size": 512}, "vocabulary", "warning", "drafter 512, target 768"),
+    "another vocabulary": ("draft", {"vocab_size": 512}, "vocabulary", "problem", "drafter 512, target 768"),
     "a block of one": ("draft", {"block_size": 1}, "block size", "problem", "1 cannot be drafted"),
     "a block too large": ("dflash", {"block_size": 64}, "block size", "problem", "64 cannot be drafted"),
     "no block": ("draft", {"block_size": None}, "block size", "warning", "takes 16"),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from sglang.srt.environ import envs
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler
 from small_target import (
@@ -230,3 +231,22 @@ def test_logits_that_are_read_again_hold_the_bias_and_nothing_else(rules):
     adjust_logits(logits.next_token_logits, info, tree, penalties=None, grammar_mask=None, longest=3)
     choose_tokens(SeededSampler(), logits, info, tree, torch.tensor([PROMPT, PROMPT]), keep_logits=True)
     assert torch.equal(logits.next_token_logits, plain + bias.repeat_interleave(8, 0))
+
+
+@pytest.mark.parametrize("rules", [[GREEDY, GREEDY], [RULES["hot"], GREEDY]], ids=["greedy", "mixed"])
+def test_nan_logits_are_sanitized_where_stock_is_told_to(rules):
+    """Row by row, as SGLang's sampler does without a tree: NaN is never the largest."""
+    table = target_logits()
+    before, roots = torch.full((2,), BEFORE_ROOT), torch.full((2,), FIRST_ROOT)
+    tree = draft_tree(DRAFTERS["always_right"], table, before, roots, 8)
+    broken = row_logits(table, tree, before)
+    greedy_rows = slice(8, 16)
+    expected = broken[greedy_rows].clone().argmax(-1)
+    broken[greedy_rows].scatter_(1, ((expected + 1) % VOCABULARY)[:, None], torch.nan)
+    logits = LogitsProcessorOutput(next_token_logits=broken)
+    prefix_lens = torch.tensor([PROMPT, PROMPT])
+    with envs.SGLANG_SANITIZE_NAN_LOGITS.override(True):
+        chosen = choose_tokens(
+            SeededSampler(), logits, sampling_info(rules), tree, prefix_lens, keep_logits=False
+        )
+    assert torch.equal(chosen[greedy_rows], expected)

@@ -151,7 +151,7 @@ class Oracle:
     """Stock SGLang without speculation, asked once for each request and remembered."""
 
     def __init__(self, server: ServerProcess):
-        self._server = server
+        self.server = server
         self._answers: dict[str, Answer] = {}
 
     def answers(self, requests: Sequence[Request], one_by_one: bool = False) -> dict[str, Answer]:
@@ -163,7 +163,7 @@ class Oracle:
             return {request.name: self.answers([request])[request.name] for request in requests}
         keys = {request.name: json.dumps(request.payload, sort_keys=True) for request in requests}
         missing = [request for request in requests if keys[request.name] not in self._answers]
-        for name, answer in ask_all(self._server, missing, stagger=0.0).items():
+        for name, answer in ask_all(self.server, missing, stagger=0.0).items():
             self._answers[keys[name]] = answer
         return {name: self._answers[key] for name, key in keys.items()}
 

@@ -4,7 +4,8 @@ A drafter that is often wrong hides most bugs of a tree round, because accepted 
 every round's candidates hold the continuation a reference file gives, and decoys that rank before it, so
 that accepted paths are long and not contiguous in the block: rows like 0, 2, 5, 8, 11.
 
-    DDTREE_TEST_PLANT      JSON file: a list of token lists, prompt and continuation in one
+    DDTREE_TEST_PLANT      JSON file: a list of token lists, prompt and continuation in one; another file may
+                           take its place while the server runs
     DDTREE_TEST_NO_COMMIT  set: accepted rows are not moved, which must give wrong tokens
 """
 
@@ -26,10 +27,11 @@ def load() -> None:
         return
     from sglang_ddtree_patch import worker
 
-    sequences = json.loads(Path(reference).read_text())
+    planted_file = PlantedFile(Path(reference))
     drafted = worker.draft_candidates
 
     def planted(owner, batch, plan, sizes):
+        sequences = planted_file.sequences()
         candidates = drafted(owner, batch, plan, sizes)
         tokens, log_probs = candidates.tokens.clone(), candidates.log_probs.clone()
         for index, (request, length) in enumerate(zip(batch.reqs, batch.seq_lens.tolist(), strict=True)):
@@ -39,6 +41,19 @@ def load() -> None:
     worker.draft_candidates = planted
     if os.environ.get("DDTREE_TEST_NO_COMMIT"):
         worker.TargetKVCommit = lambda pool: lambda slots, accepted: None
+
+
+class PlantedFile:
+    def __init__(self, path: Path):
+        self._path = path
+        self._read_at: int | None = None
+        self._sequences: list[list[int]] = []
+
+    def sequences(self) -> list[list[int]]:
+        changed_at = self._path.stat().st_mtime_ns
+        if changed_at != self._read_at:
+            self._sequences, self._read_at = json.loads(self._path.read_text()), changed_at
+        return self._sequences
 
 
 def continuation(sequences: list[list[int]], request, length: int) -> list[int]:
