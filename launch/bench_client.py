@@ -20,52 +20,22 @@ each request's events, by straight line between two of them.
 
 from __future__ import annotations
 
-import http.client
-import json
 import time
-import urllib.error
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 
-from sglang_ddtree_patch.launch.server_process import ServerProcess
+from sglang_ddtree_patch.launch.sglang_client import (
+    Budget,
+    NotMeasured,
+    ServerLost,
+    SGLangClient,
+    stream_answer,
+)
 
 STREAM_INTERVAL = 16
 WARM_TOKENS = 4
-# A prefill of the longest contexts on the slowest backend fits in this.
-REQUEST_SECONDS = 600.0
-
-
-class BudgetSpent(Exception):
-    """The time the user gave is over."""
-
-
-class NotMeasured(RuntimeError):
-    """This point cannot be timed, for example because its requests are refused; others still can."""
-
-
-class ServerLost(RuntimeError):
-    """The server ended, or stopped answering."""
-
-
-class Budget:
-    """Seconds of wall clock from now on; without a number, all the time there is."""
-
-    def __init__(self, seconds: float | None = None):
-        self._end = float("inf") if seconds is None else time.monotonic() + seconds
-
-    def left(self) -> float:
-        return self._end - time.monotonic()
-
-    def check(self) -> None:
-        if self.left() <= 0:
-            raise BudgetSpent
-
-    def timeout(self, most: float = REQUEST_SECONDS) -> float:
-        """Seconds that one call may take; raises BudgetSpent if there are none."""
-        self.check()
-        return min(most, self.left())
 
 
 @dataclass
@@ -161,7 +131,7 @@ def steady_window(requests: Sequence[RequestProgress]) -> BatchTiming:
 
 
 def decode_batch(
-    server: ServerProcess,
+    server: SGLangClient,
     prompts: Sequence[Sequence[int]],
     *,
     new_tokens: int,
@@ -179,52 +149,20 @@ def decode_batch(
         },
     }
     requests = [RequestProgress() for _ in prompts]
-    for event in _events(server, payload, budget):
+    for event in stream_answer(server, payload, budget):
         requests[event["index"]].add(time.monotonic(), event["meta_info"])
     if not all(request.is_finished for request in requests):
-        raise ServerLost(f"the answer ended early. The end of its log:\n{server.log_tail()}")
+        raise ServerLost(f"the answer ended early{server.last_words()}")
     return steady_window(requests)
 
 
-def cache_prompt(server: ServerProcess, prompt: Sequence[int], budget: Budget) -> float:
+def cache_prompt(server: SGLangClient, prompt: Sequence[int], budget: Budget) -> float:
     """Have the server cache the prompt, and warm a few rounds behind it; returns the seconds it took."""
     started = time.monotonic()
     payload = {
         "input_ids": [list(prompt)],
         "sampling_params": {"temperature": 0, "max_new_tokens": WARM_TOKENS, "ignore_eos": True},
     }
-    for _ in _events(server, payload, budget):
+    for _ in stream_answer(server, payload, budget):
         pass
     return time.monotonic() - started
-
-
-def _events(server: ServerProcess, payload: dict, budget: Budget) -> Iterable[dict]:
-    """Events of a streamed request; whatever is no answer becomes one of this module's errors."""
-    try:
-        for event in server.stream_json("/generate", payload, timeout=budget.timeout()):
-            budget.check()
-            _raise_if_refused(event)
-            yield event
-    except urllib.error.HTTPError as error:
-        if error.code != 400:
-            raise ServerLost(f"HTTP {error.code}. The end of its log:\n{server.log_tail()}") from error
-        raise NotMeasured(_message(error)) from error
-    except (OSError, http.client.HTTPException) as error:
-        budget.check()  # a call is given no longer than the budget
-        raise ServerLost(f"{error}. The end of its log:\n{server.log_tail()}") from error
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    text = error.read().decode(errors="replace")
-    try:
-        return json.loads(text)["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        return text
-
-
-def _raise_if_refused(event: dict) -> None:
-    if "error" in event:
-        raise NotMeasured(event["error"]["message"])
-    reason = event["meta_info"]["finish_reason"]
-    if reason is not None and reason["type"] == "abort":
-        raise NotMeasured(reason["message"])

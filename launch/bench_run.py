@@ -24,7 +24,6 @@ from typing import Any
 
 from sglang_ddtree_patch import __version__
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.launch.bench_client import Budget, BudgetSpent, NotMeasured, ServerLost
 from sglang_ddtree_patch.launch.bench_models import Subject, choose_subject
 from sglang_ddtree_patch.launch.bench_record import Record
 from sglang_ddtree_patch.launch.bench_servers import Contender, server_environment, server_flags
@@ -36,6 +35,7 @@ from sglang_ddtree_patch.launch.server_process import (
     launch_python,
 )
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
+from sglang_ddtree_patch.launch.sglang_client import Budget, BudgetSpent, NotMeasured, ServerLost
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
 
 Row = dict[str, Any]

@@ -8,7 +8,6 @@ whatever way, ends all of them, and a Ctrl-C at the terminal reaches only the pr
 """
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -18,8 +17,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from sglang_ddtree_patch.launch.sglang_client import SGLangClient
 
 # Tells SGLang to use this package's CPU platform; goes with `--device cpu`. The platform sets the other two
 # itself, in time for the processes a server spawns but too late for one that is forked.
@@ -34,7 +35,7 @@ class ServerStartError(RuntimeError):
     """The server ended or did not answer in time; the message holds the end of its log."""
 
 
-class ServerProcess:
+class ServerProcess(SGLangClient):
     """Runs `python -m sglang.launch_server` with the given flags for the length of a `with` block.
 
     arguments: SGLang flags, without --host and --port.
@@ -58,7 +59,7 @@ class ServerProcess:
         launcher: "Launcher | None" = None,
     ):
         self.port = find_free_port()
-        self.url = f"http://{HOST}:{self.port}"
+        super().__init__(f"http://{HOST}:{self.port}")
         self.arguments = [*arguments, "--host", HOST, "--port", str(self.port)]
         self.environment = dict(environment or {})
         self.log_path = log_path or _new_log_path()
@@ -94,28 +95,8 @@ class ServerProcess:
     def log_tail(self, lines: int = LOG_LINES_IN_ERROR) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
-    def get_json(self, path: str, timeout: float = 60.0) -> dict:
-        with urllib.request.urlopen(self.url + path, timeout=timeout) as response:
-            return json.load(response)
-
-    def post_json(self, path: str, payload: Mapping, timeout: float = 600.0) -> dict | list:
-        with urllib.request.urlopen(self._request(path, payload), timeout=timeout) as response:
-            body = response.read()
-        return json.loads(body)
-
-    def stream_json(self, path: str, payload: Mapping, timeout: float = 600.0) -> Iterator[dict]:
-        """Post with `"stream": true` and yield each server-sent event's JSON."""
-        request = self._request(path, {**payload, "stream": True})
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            for line in response:
-                event = line.decode().strip()
-                if event.startswith("data:") and event != "data: [DONE]":
-                    yield json.loads(event.removeprefix("data:"))
-
-    def _request(self, path: str, payload: Mapping) -> urllib.request.Request:
-        return urllib.request.Request(
-            self.url + path, data=json.dumps(payload).encode(), headers={"Content-Type": "application/json"}
-        )
+    def last_words(self) -> str:
+        return f". The end of its log:\n{self.log_tail()}"
 
     def _wait_until_ready(self) -> None:
         started = time.monotonic()

@@ -2,15 +2,8 @@
 
 import pytest
 
-from sglang_ddtree_patch.launch.bench_client import (
-    BatchTiming,
-    Budget,
-    BudgetSpent,
-    NotMeasured,
-    RequestProgress,
-    steady_window,
-    total,
-)
+from sglang_ddtree_patch.launch.bench_client import BatchTiming, RequestProgress, steady_window, total
+from sglang_ddtree_patch.launch.sglang_client import Budget, BudgetSpent, NotMeasured
 
 
 def request(*events: tuple[float, int], rounds: int, accepted: int = 0) -> RequestProgress:
