@@ -13,9 +13,6 @@ where there is no NVIDIA GPU. Weights are not in it: it says how near a step is 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from statistics import median
@@ -36,9 +33,11 @@ from sglang_ddtree_patch.launch.bench_servers import (
     contender,
     server_flags,
 )
+from sglang_ddtree_patch.launch.ceilings import measure_ceilings
 from sglang_ddtree_patch.launch.kv_bytes import element_bytes, kv_bytes_a_step, tensor_parallel_size
 from sglang_ddtree_patch.launch.serve import named_flags
 from sglang_ddtree_patch.launch.server_process import ServerProcess
+from sglang_ddtree_patch.launch.sglang_client import read_json
 
 ALGORITHMS = (PLAIN, DFLASH, DDTREE, DFLASH_TRITON_PAGE1)
 CONTEXTS = [1024, 4096, 16384, 65536, 131072, 189440]
@@ -127,6 +126,7 @@ def plan_jobs(session: Session, arguments: argparse.Namespace, contexts: Sequenc
     jobs = []
     for algorithm in arguments.algorithms:
         server = contender(algorithm, arguments.width, session.subject, arguments.page_size, session.on_cpu)
+        read_bytes(session, server, contexts[0])  # refused here rather than after the first timing
         name = {"model": session.subject.name, "algorithm": algorithm}
         jobs.append(Job(server, [{**name, "context": context} for context in contexts]))
     return jobs
@@ -181,14 +181,8 @@ def cost(
     record: Record,
 ) -> dict[str, Any]:
     """The columns that say which server it was and what its step had to read."""
-    info = server.get_json("/server_info")
-    subject = session.subject
-    flags = named_flags(server_flags(served, subject, session.given, 1, session.on_cpu))
-    tp_size = tensor_parallel_size(flags)
-    target, draft = subject.target_config(), subject.draft_config()
-    read = kv_bytes_a_step(target, context, element_bytes(target, flags), tp_size)
-    if served.width > 1:
-        read += kv_bytes_a_step(draft, context, element_bytes(draft, flags), tp_size)
+    info = read_json(server, "/server_info")
+    read = read_bytes(session, served, context)
     fraction = None
     if "ceilings" in record.header:
         fraction = round(read / record.header["ceilings"]["copy_gb_s"] / 1e6 / milliseconds, 4)
@@ -200,14 +194,15 @@ def cost(
     }
 
 
-def measure_ceilings() -> dict[str, float]:
-    """In a process of its own, so that its memory is free again before a server asks for all there is."""
-    code = (
-        "import json; from sglang_ddtree_patch.launch.kernel_timing import measure_ceilings; "
-        "print(json.dumps(measure_ceilings()))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(result.stdout.splitlines()[-1])
+def read_bytes(session: Session, served: Contender, context: int) -> int:
+    """KV that one step of this server reads on one GPU, the drafter's included."""
+    subject = session.subject
+    flags = named_flags(server_flags(served, subject, session.given, 1, session.on_cpu))
+    tp_size = tensor_parallel_size(flags)
+    models = [subject.target_config()]
+    if served.width > 1:
+        models.append(subject.draft_config())
+    return sum(kv_bytes_a_step(model, context, element_bytes(model, flags), tp_size) for model in models)
 
 
 def markdown(record: Record) -> str:

@@ -27,6 +27,7 @@ from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch.bench_models import Subject, choose_subject
 from sglang_ddtree_patch.launch.bench_record import Record
 from sglang_ddtree_patch.launch.bench_servers import Contender, server_environment, server_flags
+from sglang_ddtree_patch.launch.ceilings import CeilingsUnknown
 from sglang_ddtree_patch.launch.server_process import (
     CPU_ENVIRONMENT,
     Launcher,
@@ -134,6 +135,9 @@ def run(
     except ConfigurationError as error:
         print(f"ddtree bench {command}: {error}", file=sys.stderr)
         return 2
+    except CeilingsUnknown as error:
+        print(f"ddtree bench {command}: {error}", file=sys.stderr)
+        return 1
 
 
 def check_counts(arguments: argparse.Namespace, *names: str) -> None:

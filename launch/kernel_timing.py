@@ -50,22 +50,32 @@ def _copy(source, target, BLOCK: tl.constexpr):
     tl.store(target + place, tl.load(source + place))
 
 
+# Elements of a copy: the whole one is what results are held to, the small one finds room beside a server and
+# is still several times the L2 cache.
+WHOLE_COPY, SMALL_COPY = 1 << 30, 1 << 28
+
+
 def measure_ceilings() -> dict[str, float]:
-    """Copy rate (bytes read and written) and dense bf16 rate.
+    """Copy rate (bytes read and written) and dense bf16 rate."""
+    copied = copy_rate(WHOLE_COPY)
+    size = 8192
+    left, right, product = (_random(size * size).view(size, size) for _ in range(3))
+    multiply = graph_microseconds([lambda: torch.mm(left, right, out=product)] * 4)
+    return {"copy_gb_s": copied, "bf16_tflop_s": 2 * size**3 / multiply / 1e6}
+
+
+def copy_rate(elements: int) -> float:
+    """GB/s, bytes read and written, of this many bf16 numbers.
 
     The copy is a kernel: `Tensor.copy_` in a graph becomes a copy engine's transfer, which is slower than
     what a kernel can read and write.
     """
     block = 8192
-    source = torch.randn(1 << 30, device="cuda").bfloat16()
-    target = torch.empty_like(source)
-    grid = (source.numel() // block,)
+    source, target = _random(elements), _random(elements)
+    grid = (elements // block,)
     copy = graph_microseconds([lambda: _copy[grid](source, target, BLOCK=block, num_warps=8)])
-    size = 8192
-    left, right = source[: size * size].view(size, size), source[-size * size :].view(size, size)
-    product = target[: size * size].view(size, size)
-    multiply = graph_microseconds([lambda: torch.mm(left, right, out=product)] * 4)
-    return {
-        "copy_gb_s": 2 * source.numel() * source.element_size() / copy / 1e3,
-        "bf16_tflop_s": 2 * size**3 / multiply / 1e6,
-    }
+    return 2 * elements * source.element_size() / copy / 1e3
+
+
+def _random(elements: int) -> torch.Tensor:
+    return torch.empty(elements, device="cuda", dtype=torch.bfloat16).normal_()

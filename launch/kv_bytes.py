@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch.doctor_models import ModelConfig
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "half": 2, "auto": 2}
@@ -38,7 +39,11 @@ def _positions_read(config: ModelConfig, context: int) -> list[int]:
 
 
 def element_bytes(config: ModelConfig, flags: Mapping[str, str]) -> int:
-    """Bytes of one cached number under these SGLang flags."""
+    """Bytes of one cached number under these SGLang flags.
+
+    Raises:
+        ConfigurationError: a type whose size is not known here.
+    """
     asked = flags.get("--kv-cache-dtype", "auto")
     if asked.startswith("fp8"):
         return 1
@@ -46,6 +51,8 @@ def element_bytes(config: ModelConfig, flags: Mapping[str, str]) -> int:
         asked = flags.get("--dtype", "auto")
     if asked == "auto":
         asked = config.text.get("torch_dtype") or config.text.get("dtype") or "auto"
+    if asked not in DTYPE_BYTES:
+        raise ConfigurationError(f"bytes of KV are not known for the type {asked}.")
     return DTYPE_BYTES[asked]
 
 

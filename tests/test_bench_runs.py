@@ -8,6 +8,7 @@ from fake_sglang import COMMIT, FakeTemplate
 
 from sglang_ddtree_patch import cli
 from sglang_ddtree_patch.launch import bench_context, bench_run, bench_serve
+from sglang_ddtree_patch.launch.ceilings import CeilingsUnknown
 
 SERVE = [
     "bench", "serve", "--model", "qwen3-8b-shapes", "--width", "8", "--batch", "1", "2", "--prompts", "2",
@@ -140,6 +141,63 @@ def test_ctrl_c_keeps_the_rows_and_ends_the_server(tmp_path, capsys, monkeypatch
     assert names(file, "algorithm", "batch") == [("plain", 1)]
     assert "Stopped. 1 of 6 points are measured" in capsys.readouterr().out
     assert not server_was[0].is_alive
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows", "words"),
+    [
+        # Each server is asked four times: prefix and timing, at two contexts; two timings a point.
+        ("die-at=5", [64], "broke off in the middle of an answer"),
+        ("fail-at=4", [64], "answered HTTP 500 to /generate: out of luck"),
+        ("fail-info", [], "answered HTTP 500 to /server_info: out of luck"),
+    ],
+)
+def test_context_keeps_what_it_has_of_a_server_that_fails(tmp_path, capsys, monkeypatch, mode, rows, words):
+    monkeypatch.setenv("FAKE_SGLANG", mode)
+    file = tmp_path / "context.json"
+    assert cli.main([*CONTEXT, "--json", str(file)]) == 1
+    said = capsys.readouterr().err
+    first = next(line for line in said.splitlines() if words in line)
+    assert first.startswith("ddtree bench context: plain: ")
+    assert "Traceback" not in said
+    assert names(file, "algorithm", "context") == [
+        (algorithm, context) for algorithm in ("plain", "ddtree") for context in rows
+    ]
+
+
+def test_ctrl_c_keeps_contexts_and_the_table_and_resume_measures_the_rest(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "context.json"
+    decode_batch = bench_context.decode_batch
+
+    def interrupt(server, prompts, **options):
+        if len(prompts[0]) == 128:
+            raise KeyboardInterrupt
+        return decode_batch(server, prompts, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench_context, "decode_batch", interrupt)
+        assert cli.main([*CONTEXT, "--json", str(file)]) == 130
+    assert "Stopped. 1 of 4 points are measured" in capsys.readouterr().out
+    assert "| 64 |" in file.with_suffix(".md").read_text()
+    assert cli.main([*CONTEXT, "--json", str(file), "--resume"]) == 0
+    assert len(names(file, "algorithm", "context")) == 4
+
+
+def test_a_device_that_cannot_be_measured_is_said_before_any_server(capsys, monkeypatch):
+    def full():
+        raise CeilingsUnknown("the device's copy rate could not be measured: out of memory")
+
+    monkeypatch.setattr(bench_context, "measure_ceilings", full)
+    monkeypatch.setattr(bench_run, "has_accelerator", lambda: True)
+    assert cli.main(CONTEXT) == 1
+    assert capsys.readouterr().err.strip().endswith("could not be measured: out of memory")
+    assert FakeTemplate.started == []
+
+
+def test_a_cache_type_without_a_known_size_is_refused_before_any_server(capsys):
+    assert cli.main([*CONTEXT, "--kv-cache-dtype", "fp4_e2m1"]) == 2
+    assert "fp4_e2m1" in capsys.readouterr().err
+    assert FakeTemplate.started == []
 
 
 def test_batches_hold_the_same_prompts_in_the_same_order_at_every_size():
