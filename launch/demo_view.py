@@ -1,16 +1,14 @@
 """What the demo prints: each round's accepted tokens as they arrive, and the table at the end."""
 
 import os
-import sys
-import time
 from dataclasses import dataclass
 from typing import TextIO
+
+from sglang_ddtree_patch.launch.terminal import LiveLine
 
 _ROUND_COLOURS = ("\033[36m", "\033[33m")  # cyan and yellow, in turn
 _DIM = "\033[2m"
 _PLAIN = "\033[0m"
-_CLEAR_LINE = "\r\033[K"
-PROGRESS_EVERY_SECONDS = 10.0  # between lines where they cannot overwrite each other
 
 
 @dataclass(frozen=True)
@@ -28,32 +26,13 @@ class Comparison:
         return self.tokens / self.tree_forwards
 
 
-class DemoView:
+class DemoView(LiveLine):
     """Writes to a terminal with colours, to anything else with brackets around each round."""
 
     def __init__(self, out: TextIO | None = None):
-        self._out = out or sys.stdout
-        self._is_terminal = self._out.isatty()
-        self._has_colour = self._is_terminal and "NO_COLOR" not in os.environ
+        super().__init__(out)
+        self._has_colour = self.is_terminal and "NO_COLOR" not in os.environ
         self._rounds = 0
-        self._last_progress = 0.0
-
-    def line(self, text: str = "") -> None:
-        print(text, file=self._out, flush=True)
-
-    def progress(self, text: str) -> None:
-        """A line that the next one overwrites; elsewhere than on a terminal, a line now and then."""
-        now = time.monotonic()
-        if self._is_terminal:
-            self._write(f"{_CLEAR_LINE}{text}")
-        elif now - self._last_progress >= PROGRESS_EVERY_SECONDS:
-            self._last_progress = now
-            self.line(text)
-
-    def end_progress(self) -> None:
-        self._last_progress = 0.0
-        if self._is_terminal:
-            self._write(_CLEAR_LINE)
 
     def start_text(self, prompt: str) -> None:
         self._rounds = 0
@@ -84,10 +63,6 @@ class DemoView:
                     "yes" if one.is_equal else "NO",
                 )
             )
-
-    def _write(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
 
 
 def shorten(text: str, width: int) -> str:
