@@ -79,7 +79,11 @@ def is_random(subject: Subject, flags: Sequence[str]) -> bool:
 
 
 def random_tokens(subject: Subject, count: int, seed: int) -> list[int]:
-    vocabulary = subject.target_config().count("vocab_size")
+    return ordinary_tokens(subject.target_config().count("vocab_size"), count, seed)
+
+
+def ordinary_tokens(vocabulary: int, count: int, seed: int) -> list[int]:
+    """Random tokens of a vocabulary, the same first ones whatever the count."""
     low, high = (int(part * vocabulary) for part in ORDINARY_TOKENS)
     return random.Random(seed).choices(range(low, high), k=count)
 

@@ -36,6 +36,16 @@ class Record:
         self.rows: list[dict[str, Any]] = []
         self._columns, self._key = tuple(columns), tuple(key)
 
+    def begin(self) -> None:
+        """Make the file, if there is to be one.
+
+        Raises:
+            ConfigurationError: it is there, or cannot be written.
+        """
+        if self.path is not None and self.path.exists():
+            raise ConfigurationError(f"{self.path} is there: name another --json, or remove it.")
+        self.write_first()
+
     def resume(self) -> None:
         """Take up the rows in the file.
 
@@ -68,6 +78,13 @@ class Record:
         if self.path is not None:
             write_whole(self.path, json.dumps({**self.header, "rows": self.rows}, indent=1) + "\n")
 
+    def write_first(self) -> None:
+        """Raises ConfigurationError where the file cannot be written."""
+        try:
+            self.write()
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} cannot be written: {error}.") from error
+
     def _name(self, row: Mapping[str, Any]) -> tuple:
         return tuple(row[column] for column in self._key)
 
@@ -88,10 +105,7 @@ def open_record(record: Record, resume: bool) -> None:
         if not resume:
             raise ConfigurationError(f"{path} is there: add --resume to go on with it, or remove it.")
         record.resume()
-    try:
-        record.write()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error}.") from error
+    record.write_first()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -12,12 +12,16 @@ PROGRESS_EVERY_SECONDS = 10.0  # between lines where they cannot overwrite each 
 
 
 class LiveLine:
-    """The last line of the output while something is going on."""
+    """The last line of the output while something is going on.
 
-    def __init__(self, out: TextIO | None = None):
+    is_shy: where lines cannot overwrite each other, the first one waits for its time too.
+    """
+
+    def __init__(self, out: TextIO | None = None, is_shy: bool = False):
         self.out = out or sys.stdout
         self.is_terminal = self.out.isatty()
-        self._last_progress = 0.0
+        self._is_shy = is_shy
+        self._last_progress = time.monotonic() if is_shy else 0.0
 
     def progress(self, text: str) -> None:
         now = time.monotonic()
@@ -29,7 +33,7 @@ class LiveLine:
             self.line(text)
 
     def end_progress(self) -> None:
-        self._last_progress = 0.0
+        self._last_progress = time.monotonic() if self._is_shy else 0.0
         if self.is_terminal:
             self._write(CLEAR_LINE)
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from sglang_ddtree_patch import __version__
-from sglang_ddtree_patch.launch import bench, demo, doctor, models, patch, serve
+from sglang_ddtree_patch.launch import bench, demo, doctor, models, patch, probe, serve
 
-COMMANDS = (serve, demo, doctor, bench, models, patch)
+COMMANDS = (serve, demo, doctor, probe, bench, models, patch)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
