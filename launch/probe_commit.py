@@ -150,6 +150,7 @@ def measure(
             maker.learn(text, answer.meta["prompt_tokens"])
             after = read_metrics(client) if has_metrics else None
             row = {"text": kind, "context": context, **count(answer, tree_nodes(before, after))}
+            row["repeated"] = round(repeated_part(answer.text), 3) if kind == PREDICTABLE else None
             record.add(row)
             view.end_progress()
             view.line(shown(row))
@@ -185,7 +186,6 @@ def count(answer: Answer, nodes: float | None) -> dict[str, Any]:
         "mean_accepted_depth": round(answer.meta["spec_num_correct_drafts"] / rounds, 3),
         "drafted": drafted,
         "nodes": round(drafted / rounds + 1 if nodes is None else nodes, 2),
-        "repeated": round(repeated_part(answer.text), 3),
     }
 
 

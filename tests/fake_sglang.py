@@ -20,6 +20,7 @@ FAKE_SGLANG in the environment, a list of words, makes it misbehave:
     no-text               started with --skip-tokenizer-init
     embeds, loading       an embedding model; HTTP 503 for everything
     key=K                 wants the API key K
+    cuda                  says that it runs on a GPU
 """
 
 import os
@@ -93,7 +94,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if "fail-info" in mode:
             return self.reply(500, {"error": {"message": "out of luck"}})
         self.reply(200, {
-            "model_path": value("--model-path", "m"), "version": "0.0", "device": "cpu",
+            "model_path": value("--model-path", "m"), "version": "0.0",
+            "device": "cuda" if "cuda" in mode else "cpu",
             "attention_backend": value("--attention-backend", "stock"),
             "decode_attention_backend": None,
             "page_size": int(value("--page-size", 1)),

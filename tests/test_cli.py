@@ -48,6 +48,7 @@ COMMANDS = [
     "serve",
     "demo",
     "doctor",
+    *("probe", "probe commit", "probe gpu"),
     *("bench", "bench kernel", "bench serve", "bench context", "bench plot"),
     *("models", "models path"),
     *("patch", *(f"patch {action}" for action in ("list", "check", "apply", "revert", "status"))),
