@@ -41,7 +41,7 @@ def judge(load: Load | None, fraction: float | None) -> tuple[str, str]:
     if sm is not None and sm < WAITING_SM:
         return WAITS, f"{because}: no kernel runs most of the time"
     if not known:
-        return UNKNOWN, f"{because}, which is not enough to judge by"
+        return UNKNOWN, f"{because}; memory, power or KV at a share of the copy rate would tell"
     if any(value >= busy for value, busy, _ in known):
         return WORKS, because
     if all(value < idle for value, _, idle in known):
@@ -64,4 +64,4 @@ def reason(load: Load | None, fraction: float | None) -> str:
             parts.append(f"{load.power_watts:.0f}{limit} W")
     if fraction is not None:
         parts.append(f"KV at {fraction:.1%} of the copy rate")
-    return ", ".join(parts) or "neither its load nor a KV rate is known"
+    return ", ".join(parts) or "nothing is known of it"

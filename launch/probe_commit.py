@@ -34,6 +34,7 @@ COLUMNS = (
     "rounds", "mean_commit_length", "mean_accepted_depth", "drafted", "nodes", "repeated",
 )  # fmt: skip
 FEWEST_TOKENS = 16
+TELLING_ROUNDS = 100  # fewer say nothing of a server's traffic
 _LINE = "{:<12}{:>9}{:>11}{:>9}{:>9}{:>8}{:>8}{:>8}{:>9}{:>7}".format
 
 _EXAMPLE = """\
@@ -115,7 +116,7 @@ def notes(
     if metrics.get(RUNNING):
         lines.append(f"{metrics[RUNNING]:.0f} other requests are running: times are shared with them.")
     since = traffic(metrics)
-    if since is not None:
+    if since is not None and since["rounds"] >= TELLING_ROUNDS:
         lines.append(
             f"Its own traffic so far: {since['mean_commit_length']:.2f} tokens committed a round, "
             f"over {since['rounds']} rounds."

@@ -1,6 +1,7 @@
 """`ddtree probe commit` and `gpu` from the command line to the file, against a stand-in for SGLang."""
 
 import http.server
+import io
 import json
 import threading
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from sglang_ddtree_patch import cli, model_catalog
 from sglang_ddtree_patch.launch import gpu_verdict, probe_commit, probe_gpu, probe_server
 from sglang_ddtree_patch.launch.bench_client import BatchTiming
 from sglang_ddtree_patch.launch.gpu_sampler import Gpus
+from sglang_ddtree_patch.launch.gpu_view import GpuView
 from sglang_ddtree_patch.launch.server_process import find_free_port
+from sglang_ddtree_patch.launch.terminal import LiveLine
 
 MODEL = model_catalog.path("tiny-gqa")
 DDTREE = ("--speculative-algorithm", "DDTREE", "--model-path", str(MODEL / "target"),
@@ -301,6 +304,44 @@ def test_gpus_and_copy_rates_are_read_where_the_server_is(url, local):
         facts = probe_server.ServerFacts(url, {"device": "cuda"})
         assert "on another machine" in probe_gpu.reachable_gpus(facts, []).lacks[0]
         assert probe_gpu.find_copy_rate(facts, None)[0] is None
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_the_gpu_on_a_line_that_overwrites_itself(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    view = GpuView(LiveLine(out))
+    busy = Gpus(FakeNvml(), [1]).read()
+    view.show(busy)
+    assert out.getvalue() == ""  # between phases
+    view.phase("decode behind 65536 tokens")
+    view.show(busy)
+    assert "GPU 1 SM ##########  99% mem #.........  12% power ###.......  29%" in out.getvalue()
+    assert "\n" not in out.getvalue()
+    assert all(len(line) < 100 for line in out.getvalue().split("\r\033[K"))
+    view.line("done")
+    assert out.getvalue().endswith("\r\033[Kdone\n")
+
+
+def test_a_probe_that_is_not_watched_prints_rows_alone(capsys):
+    with fake_server(DDTREE) as server:
+        assert probe(server.url, *GPU_PROBE, "--contexts", "1000") == 0
+    said = capsys.readouterr().out
+    assert "\033" not in said
+    assert len([line for line in said.splitlines() if line.startswith(("prefill ", "decode "))]) == 2
+
+
+def test_traffic_is_named_once_there_is_some(capsys):
+    with fake_server(DDTREE, "metrics") as server:
+        for _ in range(2):
+            assert probe(server.url, "commit", "--new-tokens", "401", "--contexts", "1000") == 0
+    first, second = capsys.readouterr().out.split("SGLang 0.0")[1:]
+    assert "Its own traffic" not in first
+    assert f"Its own traffic so far: {COMMIT:.2f} tokens committed a round, over 200 rounds." in second
 
 
 def timing(milliseconds: float) -> BatchTiming:
