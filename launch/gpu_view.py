@@ -27,22 +27,31 @@ HEADINGS = (
 
 
 class GpuView:
-    """Readings come from the sampler's thread, phases and rows from the program's."""
+    """Readings come from the sampler's thread, phases and rows from the program's.
 
-    def __init__(self, live: LiveLine):
-        self._live = live
+    most_gpus: that many are shown, the busiest at the moment.
+    """
+
+    def __init__(self, live: LiveLine, most_gpus: int):
+        self._live, self._most_gpus = live, most_gpus
         self._lock = threading.Lock()
         self._phase = ""  # empty between phases
+        self._bars: list[str] = []
 
     def phase(self, text: str) -> None:
         with self._lock:
             self._phase = text
-            self._live.progress(text)
+            self._draw()
 
     def show(self, readings: Sequence[Reading]) -> None:
+        by_load = sorted(readings, key=lambda reading: reading.sm_percent or 0, reverse=True)
         with self._lock:
+            self._bars = [bars(reading) for reading in by_load[: self._most_gpus]]
             if self._phase:
-                self._live.progress(" | ".join([self._phase, *map(bars, readings)]))
+                self._draw()
+
+    def _draw(self) -> None:
+        self._live.progress(" | ".join([self._phase, *self._bars]))
 
     def line(self, text: str = "") -> None:
         with self._lock:

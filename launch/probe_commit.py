@@ -109,7 +109,7 @@ def notes(
     lines = []
     if asked and max(asked) > contexts[-1]:
         lines.append(f"The server takes prompts of {contexts[-1]} tokens here: longer ones are cut to that.")
-    elif contexts[-1] < probe_run.CONTEXTS[0]:
+    elif not asked and contexts[-1] < probe_run.CONTEXTS[0]:
         lines.append(f"Its context is short: one length, {contexts[-1]} tokens, says nothing of longer ones.")
     if metrics is None:
         return [*lines, "It has no /metrics (--enable-metrics): other traffic is not seen."]

@@ -39,6 +39,8 @@ COLUMNS = (
 )  # fmt: skip
 # A first answer says how fast the server is; those that are timed are then of a length that suits it.
 WARM_TOKENS, FEWEST_TOKENS, MOST_TOKENS = 8, 16, 128
+# A step that has not grown by this much has grown by noise, and says nothing of a rate.
+GROWN = 1.05
 
 _EXAMPLE = """\
 example:
@@ -110,7 +112,7 @@ def probe(arguments: argparse.Namespace, client: SGLangClient, facts: ServerFact
     if copy_rate is not None:
         live.line(f"copy rate: {copy_rate:.0f} GB/s")
 
-    view = GpuView(live)
+    view = GpuView(live, facts.gpus)
     with Sampler(gpus, view.show) as sampler:
         drive = Drive(client, facts, prompts, sampler, kv, copy_rate, arguments.seconds, view)
 
@@ -231,7 +233,7 @@ def kv_rates(drive: Drive, context: int, timing: BatchTiming) -> dict[str, float
     rates = {"kv_bytes": read, "kv_gb_s": round(read / milliseconds / 1e6, 3)}
     if drive.shortest is None:
         drive.shortest = (read, milliseconds)
-    elif milliseconds > drive.shortest[1]:
+    elif milliseconds > GROWN * drive.shortest[1]:
         more_bytes, more_milliseconds = read - drive.shortest[0], milliseconds - drive.shortest[1]
         rates["growth_gb_s"] = round(more_bytes / more_milliseconds / 1e6, 3)
     if drive.copy_rate is not None:

@@ -314,13 +314,18 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_the_gpu_on_a_line_that_overwrites_itself(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     out = Terminal()
-    view = GpuView(LiveLine(out))
-    busy = Gpus(FakeNvml(), [1]).read()
-    view.show(busy)
+    view = GpuView(LiveLine(out), most_gpus=1)
+    readings = Gpus(FakeNvml()).read()
+    view.show(readings)
     assert out.getvalue() == ""  # between phases
-    view.phase("decode behind 65536 tokens")
-    view.show(busy)
-    assert "GPU 1 SM ##########  99% mem #.........  12% power ###.......  29%" in out.getvalue()
+    view.phase("decode behind 65536 tokens: 7")
+    view.show(readings)
+    view.phase("decode behind 65536 tokens: 8")
+    last = out.getvalue().split("\r\033[K")[-1]
+    assert last.startswith(
+        "decode behind 65536 tokens: 8 | GPU 1 SM ##########  99% mem #.........  12% power ##"
+    )
+    assert "GPU 0" not in out.getvalue()
     assert "\n" not in out.getvalue()
     assert all(len(line) < 100 for line in out.getvalue().split("\r\033[K"))
     view.line("done")
@@ -358,7 +363,7 @@ def test_growth_is_the_rate_at_which_more_context_is_read():
     longer = probe_gpu.kv_rates(drive, 11_000, timing(11.0))
     assert longer["growth_gb_s"] == pytest.approx(2000)  # 10 GB more in 5 ms more
     assert probe_gpu.telling_fraction(longer) == pytest.approx(0.5)
-    assert "growth_gb_s" not in probe_gpu.kv_rates(drive, 11_000, timing(5.9))
+    assert "growth_gb_s" not in probe_gpu.kv_rates(drive, 11_000, timing(6.1))  # noise
 
 
 def test_metrics_are_added_up_over_labels_and_traffic_leaves_the_prefills_tokens_out():
