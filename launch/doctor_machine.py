@@ -17,7 +17,7 @@ from sglang_ddtree_patch.settings import CANDIDATES_VARIABLE, candidates_per_pos
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 KERNELS = ("reference", "triton")
-KERNELS_PROBE = "sglang_ddtree_patch.launch.probe_kernels"
+KERNELS_PROBE = "sglang_ddtree_patch.launch.doctor_probe_kernels"
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 COMES_WITH_SGLANG = f"It comes with SGLang: {INSTALL_HINT}"
 

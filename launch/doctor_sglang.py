@@ -23,7 +23,7 @@ from sglang_ddtree_patch.releases import SUPPORTED_VERSIONS
 GROUP = "sglang.srt.plugins"
 ENTRY_POINT = "ddtree"
 PLATFORM = CPU_ENVIRONMENT["SGLANG_PLATFORM"]
-PLUGIN_PROBE = "sglang_ddtree_patch.launch.probe_plugin"
+PLUGIN_PROBE = "sglang_ddtree_patch.launch.doctor_probe_plugin"
 
 
 def check_installed() -> list[Check]:

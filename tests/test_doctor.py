@@ -19,7 +19,8 @@ from sglang_wheels import unpack
 from sglang_ddtree_patch import cli, contract_check, model_catalog
 from sglang_ddtree_patch.contract import CONTRACT, SUPPORTED_VERSION
 from sglang_ddtree_patch.contract_check import ContractReport, Mismatch
-from sglang_ddtree_patch.launch import doctor_machine, doctor_sglang, patch, probe_kernels
+from sglang_ddtree_patch.launch import doctor_machine, doctor_sglang, patch
+from sglang_ddtree_patch.launch import doctor_probe_kernels as probe_kernels
 from sglang_ddtree_patch.launch.doctor import as_text
 from sglang_ddtree_patch.launch.doctor_check import problem
 from sglang_ddtree_patch.launch.doctor_probe import Probe, ProbeResult
