@@ -33,6 +33,10 @@ COLUMNS = (
     "text", "context", "prompt_tokens", "cached_tokens", "generated", "wall_seconds", "first_token_seconds",
     "rounds", "mean_commit_length", "mean_accepted_depth", "drafted", "nodes", "repeated",
 )  # fmt: skip
+HEADINGS = (
+    "text", "prompt", "generated", "wall s", "first s", "rounds", "commit", "depth", "drafted", "nodes",
+)  # fmt: skip
+COUNTED = ("spec_verify_ct", "spec_num_correct_drafts", "spec_num_proposed_drafts")
 FEWEST_TOKENS = 16
 TELLING_ROUNDS = 100  # fewer say nothing of a server's traffic
 _LINE = "{:<12}{:>9}{:>11}{:>9}{:>9}{:>8}{:>8}{:>8}{:>9}{:>7}".format
@@ -77,21 +81,7 @@ def probe(arguments: argparse.Namespace, client: SGLangClient, facts: ServerFact
     record.header["traffic"] = traffic(metrics)
     for line in notes(metrics, contexts, arguments.contexts):
         view.line(line)
-    view.line(
-        "\n"
-        + _LINE(
-            "text",
-            "prompt",
-            "generated",
-            "wall s",
-            "first s",
-            "rounds",
-            "commit",
-            "depth",
-            "drafted",
-            "nodes",
-        )
-    )
+    view.line("\n" + _LINE(*HEADINGS))
     answers = 2 * len(contexts)
     return probe_run.finish(
         "commit",
@@ -171,10 +161,11 @@ def count(answer: Answer, nodes: float | None) -> dict[str, Any]:
     Raises:
         ServerLost: it does not say how it was drafted.
     """
-    rounds = answer.meta.get("spec_verify_ct")
-    if not rounds:
-        raise ServerLost("the server's answers do not say how many rounds they took (no spec_verify_ct)")
-    generated, drafted = answer.meta["completion_tokens"], answer.meta["spec_num_proposed_drafts"]
+    missing = [name for name in COUNTED if name not in answer.meta]
+    if missing:
+        raise ServerLost(f"the server's answers do not count what they drafted: no {missing[0]} in meta_info")
+    rounds, accepted, drafted = (answer.meta[name] for name in COUNTED)
+    generated = answer.meta["completion_tokens"]
     return {
         "prompt_tokens": answer.meta["prompt_tokens"],
         "cached_tokens": answer.meta.get("cached_tokens"),
@@ -184,7 +175,7 @@ def count(answer: Answer, nodes: float | None) -> dict[str, Any]:
         "rounds": rounds,
         # The first token is the prefill's.
         "mean_commit_length": round((generated - 1) / rounds, 3),
-        "mean_accepted_depth": round(answer.meta["spec_num_correct_drafts"] / rounds, 3),
+        "mean_accepted_depth": round(accepted / rounds, 3),
         "drafted": drafted,
         "nodes": round(drafted / rounds + 1 if nodes is None else nodes, 2),
     }

@@ -20,6 +20,7 @@ FAKE_SGLANG in the environment, a list of words, makes it misbehave:
     no-text               started with --skip-tokenizer-init
     embeds, loading       an embedding model; HTTP 503 for everything
     key=K                 wants the API key K
+    uncounted             counts rounds alone, not drafts
     cuda                  says that it runs on a GPU
 """
 
@@ -161,6 +162,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 "spec_verify_ct": rounds, "spec_num_correct_drafts": rounds * (commit - 1),
                 "spec_num_proposed_drafts": rounds * 15,
             }
+        if "uncounted" in mode:
+            meta.pop("spec_num_correct_drafts", None)
         event = {"index": index, "text": text, "meta_info": meta}
         self.wfile.write(f"data: {json.dumps(event)}\\n\\n".encode())
         self.wfile.flush()

@@ -187,6 +187,7 @@ def test_keys_and_older_releases_are_served(monkeypatch, mode, key):
         # The first four requests of commit count tokens; gpu has two of those, and then one a row or more.
         (COMMIT_PROBE, "fail-at=7", 2, "answered HTTP 500 to /generate: out of luck; 2 of 4 rows"),
         (COMMIT_PROBE, "die-at=6", 1, "in the middle of an answer"),
+        (COMMIT_PROBE, "uncounted", 0, "do not count what they drafted: no spec_num_correct_drafts"),
         (GPU_PROBE, "fail-at=4", 1, "answered HTTP 500 to /generate: out of luck; 1 of 4 rows"),
         (GPU_PROBE, "die-at=4", 1, "in the middle of an answer"),
     ],
