@@ -154,10 +154,6 @@ class Oracle:
         self.server = server
         self._answers: dict[str, Answer] = {}
 
-    @property
-    def server(self) -> ServerProcess:
-        return self._server
-
     def answers(self, requests: Sequence[Request], one_by_one: bool = False) -> dict[str, Answer]:
         """Stock answers to `requests`, by request name.
 

@@ -47,9 +47,9 @@ def test_commit_counts_what_a_ddtree_server_commits(ddtree: ServerProcess, tmp_p
         assert row["generated"] == 48
         assert row["drafted"] == row["rounds"] * (WIDTH - 1)
         # What is committed and what is accepted are counted apart; the last round may run over the end.
-        commits = row["mean_commit_length"] * row["rounds"]
-        accepted = row["mean_accepted_depth"] * row["rounds"]
-        assert commits == pytest.approx(47, abs=0.1)
+        commits = round(row["mean_commit_length"] * row["rounds"])
+        accepted = round(row["mean_accepted_depth"] * row["rounds"])
+        assert commits == 47
         assert commits - row["rounds"] <= accepted <= commits + 7 - row["rounds"]
         assert 1 <= row["nodes"] <= WIDTH
     assert [verdict["context"] for verdict in found["verdicts"]] == [
