@@ -92,6 +92,11 @@ class ServerProcess(SGLangClient):
     def is_alive(self) -> bool:
         return self._running is not None and self._running.is_alive()
 
+    @property
+    def pid(self) -> int:
+        """The main process, whose children are the others."""
+        return self._running.pid
+
     def log_tail(self, lines: int = LOG_LINES_IN_ERROR) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
@@ -132,14 +137,14 @@ class RunningServer:
     """A started server, known by its main process, which leads the server's process group."""
 
     def __init__(self, pid: int, process: subprocess.Popen | None = None):
-        self._pid = pid
+        self.pid = pid
         self._process = process  # None for a process that is not our child
 
     def is_alive(self) -> bool:
         if self._process is not None:
             return self._process.poll() is None
         try:
-            os.kill(self._pid, 0)
+            os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         return True
@@ -148,12 +153,12 @@ class RunningServer:
         """SIGTERM to the main process, which drains and ends the rest; SIGKILL to all that is left."""
         if grace > 0 and self.is_alive():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGTERM)
+                os.kill(self.pid, signal.SIGTERM)
             deadline = time.monotonic() + grace
             while self.is_alive() and time.monotonic() < deadline:
                 time.sleep(0.05)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
 

@@ -166,6 +166,11 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "sampling.sampling_batch_info", "ProcessorEntry.indices"),
     _a(Use.CALL, "utils.common", "async_d2h", "tensor"),
     _a(Use.READ, "managers.schedule_batch", "Req.return_hidden_states"),
+    _a(Use.READ, "managers.schedule_batch", "Req.vocab_size"),
+    _a(Use.READ, "managers.schedule_batch", "Req.multimodal_inputs"),
+    _a(Use.READ, "managers.schedule_batch", "Req.logprob"),
+    _a(Use.READ, "managers.schedule_batch", "ReqLogprob.top_logprobs_num"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.stop_token_ids"),
     _a(Use.READ, "managers.schedule_batch", "Req.return_sampling_mask"),
     # The target's choice.
     _a(Use.OVERRIDE, "layers.sampler", "Sampler._sample_from_probs",

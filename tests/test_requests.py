@@ -10,7 +10,10 @@ from sglang_ddtree_patch import requests
 VOCABULARY = 1000
 
 
-def request(custom_logit_processor=None, return_hidden_states=False, return_sampling_mask=False, **params):
+def request(
+    custom_logit_processor=None, return_hidden_states=False, return_sampling_mask=False, input_ids=(0, 999),
+    multimodal_inputs=None, top_logprobs_num=0, **params,
+):  # fmt: skip
     sampling = SamplingParams(**{"temperature": 0, **params})
     sampling.normalize(SimpleNamespace(encode=lambda text, add_special_tokens: [ord(c) for c in text]))
     sampling.verify(VOCABULARY)
@@ -19,6 +22,10 @@ def request(custom_logit_processor=None, return_hidden_states=False, return_samp
         custom_logit_processor=custom_logit_processor,
         return_hidden_states=return_hidden_states,
         return_sampling_mask=return_sampling_mask,
+        origin_input_ids=list(input_ids),
+        multimodal_inputs=multimodal_inputs,
+        vocab_size=VOCABULARY,
+        logprob=SimpleNamespace(top_logprobs_num=top_logprobs_num),
     )
 
 
@@ -67,6 +74,25 @@ def test_what_it_cannot_is_refused_by_name(asked, feature):
     assert "\n" not in reason
 
 
+@pytest.mark.parametrize("token", [-1, VOCABULARY, 2**40])
+def test_a_token_that_the_model_does_not_have_is_refused_by_number(token):
+    words = f"holds {token}, and the model's tokens go from 0 to 999."
+    assert requests.refusal(request(input_ids=[5, token, 7])) == f"input_ids {words}"
+    waiting = request(stop_token_ids=[token, 7], min_new_tokens=1)
+    assert requests.refusal(waiting) == f"stop_token_ids {words}"
+    assert requests.refusal(request(stop_token_ids=[token])) is None
+
+
+def test_more_top_log_probs_than_tokens_are_refused():
+    assert requests.refusal(request(top_logprobs_num=VOCABULARY)) is None
+    reason = requests.refusal(request(top_logprobs_num=VOCABULARY + 1))
+    assert reason == "top_logprobs_num 1001 is more than the 1000 tokens of the model."
+
+
+def test_the_places_of_images_are_no_tokens():
+    assert requests.refusal(request(input_ids=[5, 2**40], multimodal_inputs=object())) is None
+
+
 @pytest.mark.parametrize("algorithm", [None, "DFLASH", "EAGLE"])
 def test_another_algorithm_keeps_its_own_rules(monkeypatch, algorithm):
     monkeypatch.setattr(requests, "get_spec", lambda: SimpleNamespace(speculative_algorithm=algorithm))
@@ -82,3 +108,10 @@ def test_a_ddtree_server_asks_its_own_rules_alone(monkeypatch):
 
     assert requests.validate_request(stock, request(), True) is None
     assert "beam_width" in requests.validate_request(stock, request(beam_width=2), False)
+
+
+def test_nothing_of_a_refused_request_reaches_the_penalizers(monkeypatch):
+    monkeypatch.setattr(requests, "get_spec", lambda: SimpleNamespace(speculative_algorithm="DDTREE"))
+    refused = request(stop_token_ids=[VOCABULARY], min_new_tokens=3)
+    assert requests.validate_request(None, refused, True) is not None
+    assert refused.sampling_params.min_new_tokens == 0

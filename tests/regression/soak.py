@@ -26,9 +26,10 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TESTS / "server"))
 
+from burst import burst_differences  # noqa: E402
 from client_view import observe, view_differences  # noqa: E402
 from server_settings import STOCK_ENVIRONMENT, ServerSettings, server_settings, stock_arguments  # noqa: E402
-from serving import ENVIRONMENT, used_tokens  # noqa: E402
+from serving import ENVIRONMENT, Oracle, used_tokens  # noqa: E402
 from workloads import GENERATE, Call, workload  # noqa: E402
 
 from sglang_ddtree_patch.launch.server_process import ServerProcess, ServerStartError  # noqa: E402
@@ -82,7 +83,7 @@ def run_case(ours: OurServer, case: Case) -> CaseResult:
     lines = []
     for index, (call, one, other) in enumerate(zip(case.calls, case.expected, found, strict=True)):
         different = view_differences(call, one, other)
-        lines += [f"call {index} {call.path}{line}" for line in different[:4]]
+        lines += [f"call {index} {call.path}{line}" for line in different[:8]]
         if different:
             lines.append(f"call {index} was {call}"[:1500])
     left = used_tokens(ours.server)
@@ -193,6 +194,23 @@ def run_server(
         report([f"the server failed: {error}\n{tail}"], reproducer(model, server_seed, first), summary, say)
 
 
+def run_burst(
+    template: ServerTemplate, stock: ServerProcess, options: argparse.Namespace, summary: Summary, say: Say
+) -> None:
+    """Many requests at once, to one server."""
+    settings = server_settings(options.server_seed, options.model)
+    say(f"server {options.server_seed}: {settings}")
+    with tempfile.TemporaryDirectory() as folder, OurServer(settings, template.launch, Path(folder)) as ours:
+        lines = burst_differences(Oracle(stock), ours.server, options.burst)
+        left = used_tokens(ours.server)
+    if left:
+        lines.append(f"{left} KV slots are not given back")
+    summary.servers, summary.cases, summary.calls = 1, 1, options.burst
+    if lines:
+        how = f"python tests/regression/soak.py --burst {options.burst} --server-seed {options.server_seed}"
+        report(lines[:9], how, summary, say)
+
+
 def until(deadline: float, seeds: Iterable[int]) -> Iterator[int]:
     return itertools.takewhile(lambda seed: time.monotonic() < deadline, seeds)
 
@@ -219,7 +237,9 @@ def main() -> int:
             stock_arguments(options.model), environment=STOCK_ENVIRONMENT, launcher=template.launch, grace=0
         ) as stock,
     ):
-        if options.seed is not None:
+        if options.burst:
+            run_burst(template, stock, options, summary, say)
+        elif options.seed is not None:
             seeds = [options.seed] * REPEATS
             run_server(template, stock, options.model, options.server_seed, seeds, summary, say)
         else:
@@ -246,6 +266,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", default="tiny-gqa", choices=["tiny-gqa", "tiny-mla"])
     parser.add_argument("--server-seed", type=int, help="settings of the (first) server; random without it")
     parser.add_argument("--seed", type=int, help="one case of that server, run three times")
+    parser.add_argument("--burst", type=int, help="that many short requests at once, instead: 2000")
     options = parser.parse_args()
     if options.seed is not None and options.server_seed is None:
         parser.error("--seed names a case of one server: add --server-seed")
