@@ -46,12 +46,63 @@ class TokenTree:
     depths: torch.Tensor  # [batch, width] int64: edges from the root
     masks: torch.Tensor  # [batch, width, words] int64: bit j of word j // 64 says "sees row j"
     node_counts: torch.Tensor  # [batch] int64: rows that are nodes, root included
+    # [batch, width] float32: log-prob of the row's path, not increasing along the rows; -inf for padding
+    scores: torch.Tensor
     # [batch, width] int64: rotary positions, prefix length + depth; None where no lengths were given
     positions: torch.Tensor | None = None
 
     @property
     def width(self) -> int:
         return self.tokens.shape[1]
+
+    def narrowed(self, width: int) -> TokenTree:
+        """The tree of the best ``width`` rows, which are the first ones: rows stand best first."""
+        if width == self.width:
+            return self
+        rows = slice(0, width)
+        return TokenTree(
+            tokens=self.tokens[:, rows].contiguous(),
+            parents=self.parents[:, rows].contiguous(),
+            depths=self.depths[:, rows].contiguous(),
+            masks=self.masks[:, rows, : mask_words(width)].contiguous(),
+            node_counts=self.node_counts.clamp(max=width),
+            scores=self.scores[:, rows],
+            positions=None if self.positions is None else self.positions[:, rows].contiguous(),
+        )
+
+
+def expected_accept_lengths(tree: TokenTree, widths: torch.Tensor) -> torch.Tensor:
+    """The accept length to expect of each width, if the drafter is right about itself: [batch, widths].
+
+    A row is accepted with all of its path, so the sum of the first rows' path probabilities is how many of
+    them to expect.
+
+    Args:
+        tree: of at least the largest width.
+        widths: [widths] int64, each at least 1.
+
+    Returns:
+        float32, without the bonus token.
+    """
+    accepted = tree.scores.exp().cumsum(1) - 1  # the root is no draft
+    return accepted.index_select(1, widths - 1)
+
+
+def root_only_tree(root_tokens: torch.Tensor, width: int, prefix_lens: torch.Tensor | None) -> TokenTree:
+    """A tree without candidates: the root and ``width - 1`` rows of padding."""
+    batch, device = root_tokens.shape[0], root_tokens.device
+    parents = torch.full((batch, width), -1, dtype=torch.int64, device=device)
+    scores = torch.full((batch, width), -torch.inf, device=device)
+    scores[:, 0] = 0.0
+    return TokenTree(
+        tokens=root_tokens[:, None].repeat(1, width),
+        parents=parents,
+        depths=torch.zeros((batch, width), dtype=torch.int64, device=device),
+        masks=ancestor_masks(parents, max_depth=0),
+        node_counts=torch.ones(batch, dtype=torch.int64, device=device),
+        scores=scores,
+        positions=None if prefix_lens is None else prefix_lens.long()[:, None].repeat(1, width),
+    )
 
 
 def build_token_tree(
@@ -114,7 +165,7 @@ def build_token_tree_torch(
         frontier_ids = (offset + torch.arange(kept, device=device)).expand(batch, kept)
         offset += kept
     if offset == 0:
-        return _root_only(root_tokens, width, prefix_lens)
+        return root_only_tree(root_tokens, width, prefix_lens)
     prefixes = _Prefixes(
         scores=torch.cat(scores, 1),
         tokens=torch.cat(tokens, 1),
@@ -156,31 +207,21 @@ def _best_prefixes(
     tokens = root_tokens[:, None].repeat(1, width)
     parents = torch.full((batch, width), -1, dtype=torch.int64, device=device)
     depths = torch.zeros((batch, width), dtype=torch.int64, device=device)
+    scores = torch.full((batch, width), -torch.inf, device=device)
+    scores[:, 0] = 0.0
     nodes = slice(1, count + 1)
     tokens[:, nodes] = torch.where(is_node, prefixes.tokens.gather(1, best), tokens[:, nodes])
     parents[:, nodes] = torch.where(is_node, parent_rows, -1)
     depths[:, nodes] = torch.where(is_node, prefixes.depths.gather(1, best), 0)
+    scores[:, nodes] = prefixes.scores.gather(1, best)
     return TokenTree(
         tokens=tokens,
         parents=parents,
         depths=depths,
         masks=ancestor_masks(parents, max_depth),
         node_counts=is_node.sum(1) + 1,
+        scores=scores,
         positions=None if prefix_lens is None else prefix_lens.long()[:, None] + depths,
-    )
-
-
-def _root_only(root_tokens: torch.Tensor, width: int, prefix_lens: torch.Tensor | None) -> TokenTree:
-    """A tree without candidates: the root and ``width - 1`` rows of padding."""
-    batch, device = root_tokens.shape[0], root_tokens.device
-    parents = torch.full((batch, width), -1, dtype=torch.int64, device=device)
-    return TokenTree(
-        tokens=root_tokens[:, None].repeat(1, width),
-        parents=parents,
-        depths=torch.zeros((batch, width), dtype=torch.int64, device=device),
-        masks=ancestor_masks(parents, max_depth=0),
-        node_counts=torch.ones(batch, dtype=torch.int64, device=device),
-        positions=None if prefix_lens is None else prefix_lens.long()[:, None].repeat(1, width),
     )
 
 

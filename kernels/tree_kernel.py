@@ -45,7 +45,7 @@ def _offer(log_probs, candidate, cost, exists):
 # state of the loop twice, once for each layout.
 POINTERS = (
     "root_tokens", "candidate_tokens", "log_probs", "prefix_lens",
-    "tokens", "parents", "depths", "masks", "node_counts", "positions",
+    "tokens", "parents", "depths", "masks", "node_counts", "scores", "positions",
 )  # fmt: skip
 SIZES = ("block", "candidates", "width", "words")
 
@@ -53,7 +53,7 @@ SIZES = ("block", "candidates", "width", "words")
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=POINTERS)
 def _build_tree(
     root_tokens, candidate_tokens, log_probs, prefix_lens,
-    tokens, parents, depths, masks, node_counts, positions,
+    tokens, parents, depths, masks, node_counts, scores, positions,
     block, candidates, width, words,
     ROW_BITS: tl.constexpr, DEPTH_LANES: tl.constexpr, WORD_BITS: tl.constexpr, WORD_LANES: tl.constexpr,
 ):  # fmt: skip
@@ -116,6 +116,7 @@ def _build_tree(
     tl.store(tokens + out, tl.where(is_node, token, root_token), mask=inside)
     tl.store(parents + out, parent.to(tl.int64), mask=inside)
     tl.store(depths + out, depth.to(tl.int64), mask=inside)
+    tl.store(scores + out, tl.where(is_node | (rows == 0), -cost, float("-inf")), mask=inside)
     if prefix_lens is not None:
         tl.store(positions + out, prefix_len + depth, mask=inside)
 
@@ -161,11 +162,13 @@ def build_token_tree_triton(
         depths=torch.empty((batch, width), **like),
         masks=torch.empty((batch, width, words), **like),
         node_counts=torch.empty(batch, **like),
+        scores=torch.empty((batch, width), dtype=torch.float32, device=root_tokens.device),
         positions=None if prefix_lens is None else torch.empty((batch, width), **like),
     )
     _build_tree[(batch,)](
         root_tokens.contiguous(), candidate_tokens.contiguous(), log_probs.contiguous(), prefix_lens,
-        tree.tokens, tree.parents, tree.depths, tree.masks, tree.node_counts, tree.positions,
+        tree.tokens, tree.parents, tree.depths, tree.masks, tree.node_counts, tree.scores,
+        tree.positions,
         depths, candidates, width, words,
         ROW_BITS=rows.bit_length() - 1, DEPTH_LANES=max(triton.next_power_of_2(depths + 1), WARP),
         WORD_BITS=WORD_BITS, WORD_LANES=mask_words(rows), num_warps=1,

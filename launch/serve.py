@@ -24,7 +24,15 @@ from sglang_ddtree_patch.launch.serve_defaults import (
 )
 from sglang_ddtree_patch.launch.server_process import CPU_ENVIRONMENT
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
-from sglang_ddtree_patch.settings import ALGORITHM, AUTO, CANDIDATES_VARIABLE, KERNEL_VARIABLE, KERNELS
+from sglang_ddtree_patch.settings import (
+    ALGORITHM,
+    AUTO,
+    CANDIDATES_VARIABLE,
+    FIXED,
+    KERNEL_VARIABLE,
+    KERNELS,
+    WIDTHS_VARIABLE,
+)
 
 # Short names of ours, and what SGLang calls the same.
 SHORT_FLAGS = {
@@ -34,6 +42,7 @@ SHORT_FLAGS = {
 }
 SHORT_VARIABLES = {
     "candidates": ("K", CANDIDATES_VARIABLE, "candidates kept at each position"),
+    "widths": ("WAY", WIDTHS_VARIABLE, f"how wide trees are: {FIXED} (--width) or {AUTO} (at most that)"),
     "kernel": ("NAME", KERNEL_VARIABLE, f"tree attention: {AUTO} or one of {', '.join(KERNELS)}"),
 }
 

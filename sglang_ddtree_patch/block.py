@@ -1,22 +1,27 @@
-"""The sizes of one round, decided once when the server starts."""
+"""The sizes of one round. All but the width are decided once, when the server starts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class BlockSizes:
     """How many rows, positions and slots a round uses for one request."""
 
-    width: int  # N: rows of the verify block, root included
+    width: int  # rows of the verify block, root included
     draft: int  # B: positions of the drafter's block, root included
     candidates: int  # K: candidates a drafted position
+    widest: int  # N: the largest width of any round
+
+    def of_width(self, width: int) -> BlockSizes:
+        """The sizes of a round of another width; its slots are planned as for the largest."""
+        return replace(self, width=width)
 
     @property
     def slots(self) -> int:
-        """KV slots behind the committed length that draft and verify write."""
-        return max(self.width, self.draft)
+        """KV slots behind the committed length that are planned for draft and verify."""
+        return max(self.widest, self.draft)
 
     def columns(self, rows: int) -> slice | None:
         """The part of the slots that a forward over ``rows`` rows writes; None for all of them."""

@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from sglang_ddtree_patch.kernels.accept import AcceptedPath
 from sglang_ddtree_patch.kernels.device import has_kernels
+from sglang_ddtree_patch.slots import RoundSlots
 
 
 class TargetKVCommit:
@@ -86,3 +87,23 @@ def path_hidden_states(hidden_states: torch.Tensor, accepted: AcceptedPath) -> t
         accepted: the walks.
     """
     return hidden_states.index_select(0, accepted.block_rows.flatten())
+
+
+def feed_drafter(worker: Any, slots: RoundSlots, hidden_states: torch.Tensor, accepted: AcceptedPath) -> None:
+    """Write the drafter's KV of the committed positions from the target's hidden states.
+
+    Args:
+        worker: the DFLASH worker that owns the draft model (`DDTreeWorker`).
+        slots: of the round.
+        hidden_states: as for `path_hidden_states`.
+        accepted: the walks.
+    """
+    path = accepted.rows.shape[1]
+    written = worker._draft_write_ids(slots.plan).view(-1, worker.sizes.slots)[:, :path].contiguous()
+    worker._append_target_hidden_to_draft_kv_by_loc(
+        target_hidden=path_hidden_states(hidden_states, accepted),
+        cache_loc=written.flatten(),
+        cache_loc_2d=written,
+        positions=slots.positions[:, :path].flatten(),
+        commit_lens=accepted.commit_lengths,
+    )

@@ -139,7 +139,8 @@ CONTRACT: tuple[Attribute, ...] = (
         "enable_mixed_chunk speculative_use_block_verification speculative_accept_threshold_single "
         "speculative_accept_threshold_acc speculative_num_steps speculative_num_draft_tokens "
         "speculative_dflash_block_size "
-        "speculative_draft_model_path speculative_draft_model_revision sampling_backend enable_metrics",
+        "speculative_draft_model_path speculative_draft_model_revision sampling_backend enable_metrics "
+        "tp_size",
     ),
     _a(Use.CALL, "runtime_context", "get_spec", ""),
     _a(Use.CALL, "runtime_context", "_ConfigBag.override", "**kwargs"),

@@ -15,6 +15,7 @@ from sglang.srt.utils.common import async_d2h
 
 from sglang_ddtree_patch.round_metrics import metrics_beside
 from sglang_ddtree_patch.round_times import RoundTimes, Untimed
+from sglang_ddtree_patch.width_choice import ChosenWidth, FixedWidth
 
 
 @dataclass
@@ -24,11 +25,17 @@ class RoundResult(GenerationBatchResult):
     width: int = 0  # rows of the verify block
     node_counts: torch.Tensor | None = None  # [batch] int64: rows that are nodes; None where nobody asks
     times: RoundTimes | Untimed | None = None
+    context: int = 0  # tokens of all prefixes, or a bound of them
+    # [batch, widths] float32, accept lengths to expect of the widths to choose from; on the host once copied
+    expected: torch.Tensor | None = None
+    choice: ChosenWidth | FixedWidth | None = None  # what the round is told to
 
     def copy_to_cpu(self, *args: Any, **kwargs: Any) -> None:
         """Queue the copies; the parent's last one is followed by the event that says they are there."""
         if self.node_counts is not None:
             self.node_counts = async_d2h(self.node_counts)
+        if self.expected is not None:
+            self.expected = async_d2h(self.expected)
         super().copy_to_cpu(*args, **kwargs)
 
 
@@ -43,6 +50,13 @@ def settle_round(tokens: list[list[int]], processor: Any, result: Any, batch: An
     """
     if not isinstance(result, RoundResult):
         return
+    result.choice.learn(
+        result.width,
+        result.context,
+        result.num_correct_drafts_per_req_cpu,
+        result.expected,
+        result.times.step_seconds(),
+    )
     if not processor.metrics_reporter.current_scheduler_metrics_enabled:
         return
     # The same requests that SGLang counts: under overlap scheduling one that has ended takes part once more.

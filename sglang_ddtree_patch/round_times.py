@@ -19,12 +19,14 @@ PARTS = ("draft", "tree", "verify", "choose", "commit")
 class RoundTimes:
     """The marks of one round, the first of them at its start."""
 
-    def __init__(self, events: Any):
+    def __init__(self, events: Any, end_before: Any = None):
         """
         Args:
             events: torch's module of a device with events (torch.cuda); None for the host's clock.
+            end_before: the last mark of the round right before; None if something else ran between them.
         """
         self._events = events
+        self._end_before = end_before
         self._start = self._now()
         self._ends: dict[str, Any] = {}
 
@@ -32,16 +34,30 @@ class RoundTimes:
         """The end of a part, one of `PARTS`."""
         self._ends[part] = self._now()
 
+    @property
+    def end(self) -> Any:
+        """The last mark."""
+        return next(reversed(self._ends.values()))
+
     def seconds(self) -> dict[str, float] | None:
         """Seconds by part, on the device's clock; None while the device has not reached the last mark."""
-        marks = [self._start, *self._ends.values()]
-        if self._events is None:
-            spans = [end - start for start, end in itertools.pairwise(marks)]
-        elif not marks[-1].query():
+        if not self._has_ended():
             return None
-        else:
-            spans = [start.elapsed_time(end) / 1000 for start, end in itertools.pairwise(marks)]
+        marks = [self._start, *self._ends.values()]
+        spans = [self._between(start, end) for start, end in itertools.pairwise(marks)]
         return dict(zip(self._ends, spans, strict=True))
+
+    def step_seconds(self) -> float | None:
+        """Seconds from the end of the round before to the end of this one, None where they are not known."""
+        if self._end_before is None or not self._has_ended():
+            return None
+        return self._between(self._end_before, self.end)
+
+    def _has_ended(self) -> bool:
+        return self._events is None or self.end.query()
+
+    def _between(self, start: Any, end: Any) -> float:
+        return end - start if self._events is None else start.elapsed_time(end) / 1000
 
     def _now(self) -> Any:
         if self._events is None:
@@ -60,6 +76,9 @@ class Untimed:
     def seconds(self) -> None:
         return None
 
+    def step_seconds(self) -> None:
+        return None
+
 
 class RoundClock:
     """Starts the times of each round of a server."""
@@ -68,6 +87,14 @@ class RoundClock:
         is_host = torch.device(device).type == "cpu"
         self._events = None if is_host else torch.get_device_module(device)
         self.is_running = is_running
+        self._before: RoundTimes | None = None
 
     def start(self) -> RoundTimes | Untimed:
-        return RoundTimes(self._events) if self.is_running else Untimed()
+        if not self.is_running:
+            return Untimed()
+        self._before = RoundTimes(self._events, None if self._before is None else self._before.end)
+        return self._before
+
+    def interrupt(self) -> None:
+        """Something else than a round runs, so the next one does not follow on the last."""
+        self._before = None

@@ -34,6 +34,11 @@ FLASHMLA = "flashmla"  # FlashMLA on the prefix, tree and merge ours
 AUTO = "auto"
 KERNELS = (TRITON, HOPPER, FA3, FLASHMLA, REFERENCE)
 
+# How wide the tree of a round is: always --speculative-num-draft-tokens, or at most that.
+WIDTHS_VARIABLE = "SGLANG_DDTREE_WIDTHS"
+FIXED = "fixed"
+WIDTH_CHOICES = (FIXED, AUTO)
+
 # Stands for "no seed" among the seeds of a batch, so no request may bring it.
 UNSEEDED = -(2**63)
 
@@ -52,3 +57,18 @@ def candidates_per_position() -> int:
             f"set it to an integer from 1 to {MAX_CANDIDATES}, or unset it for {DEFAULT_CANDIDATES}."
         )
     return int(text)
+
+
+def widths_are_chosen() -> bool:
+    """Whether each round chooses its width, from ``SGLANG_DDTREE_WIDTHS``.
+
+    Raises:
+        ConfigurationError: neither of ``WIDTH_CHOICES``.
+    """
+    text = os.environ.get(WIDTHS_VARIABLE, FIXED)
+    if text not in WIDTH_CHOICES:
+        raise ConfigurationError(
+            f"{WIDTHS_VARIABLE}={text!r} is no way to set the width of a tree: set it to {FIXED} (always "
+            f"--speculative-num-draft-tokens) or {AUTO} (at most that, chosen for each round)."
+        )
+    return text == AUTO

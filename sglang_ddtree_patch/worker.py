@@ -28,7 +28,7 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_ddtree_patch.block import BlockSizes
-from sglang_ddtree_patch.commit import TargetKVCommit, path_hidden_states
+from sglang_ddtree_patch.commit import TargetKVCommit, feed_drafter
 from sglang_ddtree_patch.contract_check import installed_release
 from sglang_ddtree_patch.custom_processors import CustomProcessors
 from sglang_ddtree_patch.draft_prefix import verify_host_bound
@@ -36,16 +36,17 @@ from sglang_ddtree_patch.draft_step import draft_candidates
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.grammar_tree import GrammarOnTree
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
-from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
+from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree, root_only_tree
 from sglang_ddtree_patch.penalty_history import PenaltyHistory
 from sglang_ddtree_patch.rehearsal import rehearse_small_steps
 from sglang_ddtree_patch.round_result import RoundResult
 from sglang_ddtree_patch.round_times import RoundClock
 from sglang_ddtree_patch.seeded_sampler import SeededSampler, attach_seeds
-from sglang_ddtree_patch.settings import candidates_per_position
+from sglang_ddtree_patch.settings import candidates_per_position, widths_are_chosen
 from sglang_ddtree_patch.slots import RoundSlots, SlotPlanner
 from sglang_ddtree_patch.target_choice import adjust_logits, choose_tokens
 from sglang_ddtree_patch.verify_input import DDTreeDraftInput, TreeVerifyInput
+from sglang_ddtree_patch.width_choice import ChosenWidth, FixedWidth
 
 
 class DDTreeWorker(DFlashWorkerV2):
@@ -58,6 +59,7 @@ class DDTreeWorker(DFlashWorkerV2):
             width=int(spec.speculative_num_draft_tokens),
             draft=int(spec.speculative_dflash_block_size),
             candidates=min(candidates_per_position(), vocabulary),
+            widest=int(spec.speculative_num_draft_tokens),
         )
         with self._draft_width():
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
@@ -71,7 +73,9 @@ class DDTreeWorker(DFlashWorkerV2):
             target_worker.model_runner.sampler = SeededSampler()
         self._history = PenaltyHistory(vocabulary, self.device)
         self._processors = CustomProcessors()
-        self._clock = RoundClock(self.device, is_running=get_observability().enable_metrics)
+        is_chosen = widths_are_chosen()
+        self._width = ChosenWidth(self.sizes, self.device) if is_chosen else FixedWidth(self.sizes)
+        self._clock = RoundClock(self.device, is_running=is_chosen or get_observability().enable_metrics)
         # Schedulers and metrics read the verify width here; the parent set the drafter's block.
         self.speculative_num_draft_tokens = self.sizes.width
 
@@ -116,7 +120,7 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def prewarm_sampling(self) -> Any:
         """Rehearse what a round runs outside graphs; not the parent's chain, which never runs here."""
-        rehearse_small_steps(self)
+        rehearse_small_steps(self, self._width.widths)
         return self.model_runner.prewarm_sampling()
 
     def _make_next_draft_input_prefill(
@@ -136,13 +140,15 @@ class DDTreeWorker(DFlashWorkerV2):
         attach_seeds(batch, self.target_worker.model_runner.sampler)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             self._history.begin(batch)
+            self._clock.interrupt()
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
             self._remember(batch, result.next_token_ids[:, None], torch.ones_like(batch.seq_lens))
             return result
         return self._decode_round(batch, on_publish, grammar_barrier)
 
     def _decode_round(self, batch: Any, on_publish: Any, grammar_barrier: Any) -> RoundResult:
-        sizes, target, times = self.sizes, self.target_worker.model_runner, self._clock.start()
+        target, times = self.target_worker.model_runner, self._clock.start()
+        sizes, context = self._width.choose(batch)
         prefix_lens, draft_input = batch.seq_lens, batch.spec_info
         # The previous round may have produced the lengths on another stream.
         prefix_lens.record_stream(torch.get_device_module(self.device).current_stream())
@@ -154,25 +160,20 @@ class DDTreeWorker(DFlashWorkerV2):
             host_lens=host_lens if host_lens is not None else draft_input.nxt_kv_lens_cpu,
             root_tokens=draft_input.bonus_tokens,
         )
-        candidates = draft_candidates(self, batch, slots, sizes)
-        times.mark("draft")
-        tree = build_token_tree(
-            draft_input.bonus_tokens, candidates.tokens, candidates.log_probs, sizes.width, prefix_lens
-        )
-        times.mark("tree")
+        tree, expected = self._draft_tree(batch, slots, sizes, times)
         grammar = GrammarOnTree.of(batch, tree)
         result = self._verify(batch, tree, slots.plan)
         logits_output = result.logits_output
         times.mark("verify")
         grammar_mask = grammar and grammar.mask(batch, grammar_barrier)
-        accepted = self._accept(batch, tree, prefix_lens, logits_output, grammar_mask)
+        accepted = self._accept(batch, tree, prefix_lens, logits_output, grammar_mask, sizes.path)
         times.mark("choose")
 
         block = slots.plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
         self._commit_target_kv(block, accepted)
         if on_publish is not None:
             on_publish(accepted.new_lens)
-        self._feed_drafter(slots, logits_output.hidden_states, accepted)
+        feed_drafter(self, slots, logits_output.hidden_states, accepted)
         # Large, and copied to the host by the scheduler if it is still there.
         logits_output.hidden_states = None
         times.mark("commit")
@@ -190,10 +191,28 @@ class DDTreeWorker(DFlashWorkerV2):
             new_seq_lens=accepted.new_lens,
             routed_experts_output=result.routed_experts_output,
             indexer_topk_output=result.indexer_topk_output,
-            width=tree.width,
+            width=sizes.width,
             node_counts=tree.node_counts if self._clock.is_running else None,
             times=times,
+            context=context,
+            expected=expected,
+            choice=self._width,
         )
+
+    def _draft_tree(
+        self, batch: Any, slots: RoundSlots, sizes: BlockSizes, times: Any
+    ) -> tuple[TokenTree, torch.Tensor | None]:
+        """The block, and what each width may expect of it where that is asked."""
+        roots, prefix_lens = batch.spec_info.bonus_tokens, batch.seq_lens
+        if sizes.width == 1:
+            return root_only_tree(roots, sizes.width, prefix_lens), None
+        candidates = draft_candidates(self, batch, slots, sizes)
+        times.mark("draft")
+        tree = build_token_tree(roots, candidates.tokens, candidates.log_probs, sizes.widest, prefix_lens)
+        expected = self._width.expected(tree)
+        tree = tree.narrowed(sizes.width)
+        times.mark("tree")
+        return tree, expected
 
     @functools.cached_property
     def _commit_target_kv(self) -> TargetKVCommit:
@@ -206,13 +225,12 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def _verify(self, batch: Any, tree: TokenTree, plan: Any) -> GenerationBatchResult:
         """One target forward over all rows of all trees; row i writes slot i, rotated by its depth."""
-        sizes, target = self.sizes, self.target_worker.model_runner
-        columns = sizes.columns(sizes.width)
-        host_bound, host_sum = verify_host_bound(batch, sizes.width)
+        target, columns = self.target_worker.model_runner, self.sizes.columns(tree.width)
+        host_bound, host_sum = verify_host_bound(batch, tree.width)
         verify_input = TreeVerifyInput(
             draft_token=tree.tokens.flatten(),
             positions=tree.positions.flatten(),
-            draft_token_num=sizes.width,
+            draft_token_num=tree.width,
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=plan,
             kv_loc_cols=columns,
@@ -233,10 +251,16 @@ class DDTreeWorker(DFlashWorkerV2):
         return result
 
     def _accept(
-        self, batch: Any, tree: TokenTree, prefix_lens: torch.Tensor, logits_output: Any, grammar_mask: Any
+        self,
+        batch: Any,
+        tree: TokenTree,
+        prefix_lens: torch.Tensor,
+        logits_output: Any,
+        grammar_mask: Any,
+        path: int,
     ) -> AcceptedPath:
         """Walk the trees along the target's tokens; keep what later rounds and log-probs need of the path."""
-        info, path = batch.sampling_info, self.sizes.path
+        info = batch.sampling_info
         adjust_logits(
             logits_output.next_token_logits,
             info,
@@ -270,15 +294,3 @@ class DDTreeWorker(DFlashWorkerV2):
         """Keep what was said for the rules that depend on it: the first ``lengths`` of ``tokens``."""
         self._history.record(batch, tokens, lengths)
         self._processors.record(batch, tokens, lengths)
-
-    def _feed_drafter(self, slots: RoundSlots, hidden_states: torch.Tensor, accepted: AcceptedPath) -> None:
-        """Write the drafter's KV of the committed positions from the target's hidden states."""
-        path = self.sizes.path
-        written = self._draft_write_ids(slots.plan).view(-1, self.sizes.slots)[:, :path].contiguous()
-        self._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=path_hidden_states(hidden_states, accepted),
-            cache_loc=written.flatten(),
-            cache_loc_2d=written,
-            positions=slots.positions[:, :path].flatten(),
-            commit_lens=accepted.commit_lengths,
-        )

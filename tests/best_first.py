@@ -22,6 +22,7 @@ class Node:
     token: int
     parent: int  # row
     ranks: tuple[int, ...]
+    score: float
 
 
 def best_first(log_probs: np.ndarray, tokens: np.ndarray, width: int) -> list[Node]:
@@ -42,7 +43,7 @@ def best_first(log_probs: np.ndarray, tokens: np.ndarray, width: int) -> list[No
     push_children(np.float32(0), (), 0)
     while heap and len(nodes) < width - 1:
         negated, depth, ranks, parent = heapq.heappop(heap)
-        nodes.append(Node(int(tokens[depth - 1, ranks[-1]]), parent, ranks))
+        nodes.append(Node(int(tokens[depth - 1, ranks[-1]]), parent, ranks, -negated))
         push_children(np.float32(-negated), ranks, len(nodes))
     return nodes
 
@@ -80,6 +81,8 @@ def assert_is_best_first(tree: TokenTree, log_probs: torch.Tensor, width: int) -
         depth_of_row = [0, *(len(n.ranks) for n in nodes), *[0] * padding]
         assert tree.depths[request].tolist() == depth_of_row
         assert tree.positions[request].tolist() == [PREFIX_LEN * request + depth for depth in depth_of_row]
+        scores = [0.0, *(n.score for n in nodes), *[-np.inf] * padding]
+        assert tree.scores[request].tolist() == scores
         seen = [1]
         for row, node in enumerate(nodes, start=1):
             assert node.parent < row

@@ -9,7 +9,7 @@ from resolve_arguments import Outcome, resolve
 
 from sglang_ddtree_patch import arguments, draft_config
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.settings import MAX_WIDTH, candidates_per_position
+from sglang_ddtree_patch.settings import MAX_WIDTH, candidates_per_position, widths_are_chosen
 
 DRAFT = {
     "architectures": ["DFlashDraftModel"],
@@ -51,6 +51,7 @@ def config(**changes) -> SimpleNamespace:
         "attention_backend": None,
         "decode_attention_backend": None,
         "pp_size": 1,
+        "tp_size": 1,
         "enable_dp_attention": False,
         "page_size": None,
         "disaggregation_mode": "null",
@@ -147,6 +148,32 @@ def test_other_candidates_are_refused_before_a_model_loads(monkeypatch, text):
     assert "SGLANG_DDTREE_TOPK=" in message
     assert "1 to 64" in message
     assert "unset it for 8" in message
+
+
+# Widths.
+
+
+@pytest.mark.parametrize(("text", "is_chosen"), [(None, False), ("fixed", False), ("auto", True)])
+def test_whether_widths_are_chosen_comes_from_the_environment(monkeypatch, text, is_chosen):
+    monkeypatch.delenv("SGLANG_DDTREE_WIDTHS", raising=False)
+    if text is not None:
+        monkeypatch.setenv("SGLANG_DDTREE_WIDTHS", text)
+    assert widths_are_chosen() is is_chosen
+    arguments.check_features(config())
+
+
+@pytest.mark.parametrize("text", ["", "Auto", "1", "8,16", "adaptive"])
+def test_other_ways_are_refused_before_a_model_loads(monkeypatch, text):
+    monkeypatch.setenv("SGLANG_DDTREE_WIDTHS", text)
+    with pytest.raises(ConfigurationError, match=r"SGLANG_DDTREE_WIDTHS=.* set it to fixed .* or auto"):
+        arguments.check_features(config())
+
+
+def test_ranks_that_would_choose_by_clocks_of_their_own_are_refused(monkeypatch):
+    arguments.check_features(config(tp_size=2))
+    monkeypatch.setenv("SGLANG_DDTREE_WIDTHS", "auto")
+    with pytest.raises(ConfigurationError, match="SGLANG_DDTREE_WIDTHS=auto with --tp-size 2 yet: leave it"):
+        arguments.check_features(config(tp_size=2))
 
 
 # Width and block.

@@ -90,11 +90,36 @@ def test_without_a_device_of_its_own_the_hosts_clock_tells(monkeypatch):
     assert times.seconds() == {"draft": 0.5, "tree": 2.0}
 
 
+def test_a_step_lasts_from_the_end_of_the_round_before_if_nothing_ran_between(monkeypatch):
+    ticks = iter([1.0, 2.0, 5.0, 7.0, 20.0, 21.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
+    clock, seen = RoundClock("cpu", is_running=True), []
+    for is_interrupted in (False, False, True):
+        if is_interrupted:
+            clock.interrupt()
+        times = clock.start()
+        times.mark("commit")
+        seen.append((times.seconds()["commit"], times.step_seconds()))
+    assert seen == [(1.0, None), (2.0, 5.0), (1.0, None)]
+
+
+def test_a_step_is_told_when_the_device_has_passed_its_end():
+    device = Device()
+    first = RoundTimes(device)
+    first.mark("commit")
+    second = RoundTimes(device, first.end)
+    second.mark("commit")
+    device.passed = 3
+    assert second.step_seconds() is None
+    device.passed = 4
+    assert (first.step_seconds(), second.step_seconds()) == (None, 2.0)
+
+
 def test_a_clock_that_nobody_asked_for_marks_nothing(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: pytest.fail("asked for the time"))
     times = RoundClock("cpu", is_running=False).start()
     times.mark("draft")
-    assert times.seconds() is None
+    assert (times.seconds(), times.step_seconds()) == (None, None)
 
 
 def test_buckets_hold_every_length_count_and_time_there_can_be():

@@ -67,13 +67,15 @@ def test_no_flag_of_ours_is_one_of_sglangs_or_the_start_of_one():
 
 def test_short_flags_become_sglangs_own_and_variables(became):
     words = ["--model-path", "T", "--draft", "D", "--width=33", "--block", "8", "--candidates", "4"]
-    assert cli.main(["serve", *words, "--kernel", "triton", *GPU]) == 0
+    assert cli.main(["serve", *words, "--kernel", "triton", "--widths", "auto", *GPU]) == 0
     (plan,) = became
     given = serve.named_flags(plan.arguments)
     assert given["--speculative-draft-model-path"] == "D"
     assert (given["--speculative-num-draft-tokens"], given["--speculative-dflash-block-size"]) == ("33", "8")
-    assert plan.environment == {"SGLANG_DDTREE_TOPK": "4", "SGLANG_DDTREE_KERNEL": "triton"}
-    assert not {"--draft", "--width", "--block", "--candidates", "--kernel"} & given.keys()
+    assert plan.environment == {
+        "SGLANG_DDTREE_TOPK": "4", "SGLANG_DDTREE_KERNEL": "triton", "SGLANG_DDTREE_WIDTHS": "auto",
+    }  # fmt: skip
+    assert not {"--draft", "--width", "--block", "--candidates", "--kernel", "--widths"} & given.keys()
 
 
 def test_several_nodes_are_passed_through(became):

@@ -20,6 +20,8 @@ from sglang_ddtree_patch.kernels.tree import (
     TokenTree,
     ancestor_masks,
     build_token_tree_torch,
+    expected_accept_lengths,
+    root_only_tree,
     unpack_masks,
 )
 
@@ -165,3 +167,46 @@ def test_unpacked_masks_show_each_row_its_ancestors_and_itself(width):
                 expected.add(ancestor)
                 ancestor = int(parents[request, ancestor])
             assert set(visible[request, row].nonzero().flatten().tolist()) == expected
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 64, 65, 130])
+def test_the_first_rows_are_the_tree_of_that_width(width):
+    generator = torch.Generator().manual_seed(width)
+    for log_probs in (
+        descending_log_probs(generator, 2, 7, 8, 3.0),
+        broken_log_probs(generator, 3, 4, 3),
+        tied_log_probs(generator, 2, 5, 4, 2),
+    ):
+        widest = build(log_probs, 130)
+        assert_is_best_first(widest.narrowed(width), log_probs, width)
+
+
+def test_expected_accept_lengths_are_what_a_drafter_that_is_right_about_itself_would_see():
+    """Drawn from the drafter's own distributions, position by position, walks are as long as expected."""
+    generator = torch.Generator().manual_seed(5)
+    full = (1.5 * torch.randn(1, 5, 6, generator=generator)).log_softmax(-1)
+    log_probs, ranks = full.sort(-1, descending=True)
+    widths = [1, 2, 5, 12, 40]
+    arguments = inputs(log_probs, 40) | {"candidate_tokens": ranks}
+    tree = build_token_tree_torch(**arguments)
+    expected = expected_accept_lengths(tree, torch.tensor(widths))
+    draws = 20_000
+    truth = torch.multinomial(full[0].exp(), draws, replacement=True, generator=generator)  # [depths, draws]
+    for width, length in zip(widths, expected[0].tolist(), strict=True):
+        cut = tree.narrowed(width)
+        row, walked = torch.zeros(draws, dtype=torch.int64), torch.zeros(draws)
+        alive = torch.ones(draws, dtype=torch.bool)
+        for tokens in truth:
+            is_next = (cut.parents[0] == row[:, None]) & (cut.tokens[0] == tokens[:, None])
+            alive &= is_next.any(1)
+            row = torch.where(alive, is_next.to(torch.int8).argmax(1), row)
+            walked += alive
+        assert walked.mean().item() == pytest.approx(length, abs=0.04), width
+    assert expected[0, 0] == 0.0
+
+
+def test_a_root_alone_expects_nothing():
+    tree = root_only_tree(torch.tensor([3, 4]), 1, torch.tensor([10, 20]))
+    assert expected_accept_lengths(tree, torch.tensor([1])).tolist() == [[0.0], [0.0]]
+    assert tree.positions.tolist() == [[10], [20]]
+    assert tree.masks.tolist() == [[[1]], [[1]]]
