@@ -91,5 +91,9 @@ def prepare_smollm2(args: argparse.Namespace) -> int:
     except ConfigurationError as error:
         print(f"ddtree models smollm2: {error}", file=sys.stderr)
         return 1
-    print(f"serve it: ddtree serve --model-path {folder}/target --speculative-algorithm NONE")
+    if (folder / "draft").exists():
+        print(f"serve it: ddtree serve --model-path {folder}/target --draft {folder}/draft")
+    else:
+        print("no drafter is trained for it yet: docs/training.md says how")
+        print(f"serve it plainly: ddtree serve --model-path {folder}/target --speculative-algorithm NONE")
     return 0

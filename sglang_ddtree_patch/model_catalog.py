@@ -84,6 +84,11 @@ def is_there(model: CatalogEntry) -> bool:
     return (model.target / "config.json").is_file()
 
 
+def packed_drafter(name: str) -> Path:
+    """Where the drafter of a prepared model lies in the package, in packed form; none may be there yet."""
+    return _models_folder() / name / "packed"
+
+
 def cache_folder() -> Path:
     """Where prepared models lie: $DDTREE_CACHE, or ddtree/ in the user's cache folder."""
     if chosen := os.environ.get(CACHE_VARIABLE):

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.cli import main
 from sglang_ddtree_patch.errors import ConfigurationError
+from sglang_ddtree_patch.launch import int8_rows
 from sglang_ddtree_patch.launch.smollm2 import check, convert, gguf_file, prepare, source
 
 DOWNLOADS = Path(__file__).resolve().parent.parent / ".cache"
@@ -136,7 +137,9 @@ def prepared(cache: Path, dtype: str = "bfloat16") -> Path:
     target = cache / "smollm2" / "target"
     target.mkdir(parents=True)
     (target / "config.json").write_text("{}")
-    (cache / "smollm2" / prepare.RECORD).write_text(json.dumps(vars(prepare.Preparation(dtype))))
+    (cache / "smollm2" / prepare.RECORD).write_text(
+        json.dumps(vars(prepare.Preparation(dtype, prepare.packed_sha256())))
+    )
     return cache / "smollm2"
 
 
@@ -212,6 +215,40 @@ def test_a_failed_check_leaves_the_old_folder(cache, tmp_path, monkeypatch):
     prepare.prepare("bfloat16", None, print)
     assert prepare.read_record(folder).dtype == "bfloat16"
     assert sorted(file.name for file in cache.iterdir()) == [".smollm2.lock", "smollm2"]
+
+
+def test_a_drafter_in_the_package_is_expanded_and_a_new_one_again(cache, tmp_path, monkeypatch):
+    packed = tmp_path / "packed"
+    weights = {"fc.weight": torch.randn(4, 6), "norm.weight": torch.ones(4)}
+    (tmp_path / "config.json").write_text("{}")
+    int8_rows.write_packed(weights, tmp_path / "config.json", packed)
+    prepared(cache)
+    monkeypatch.setattr(model_catalog, "packed_drafter", lambda name: packed)
+    monkeypatch.setattr(source, "read_gguf", lambda *_: b"GGUF")
+    monkeypatch.setattr(gguf_file, "GGUFFile", lambda content: content)
+    monkeypatch.setattr(convert, "write_target", lambda *_: None)
+    monkeypatch.setattr(check, "check_against_transformers", lambda *_: None)
+    for _ in range(2):
+        folder = prepare.prepare("bfloat16", None, print)
+        expanded = load_file(folder / "draft" / "model.safetensors")
+        assert {name: tensor.dtype for name, tensor in expanded.items()} == dict.fromkeys(
+            weights, torch.bfloat16
+        )
+        assert torch.allclose(expanded["fc.weight"].float(), weights["fc.weight"], rtol=0, atol=0.03)
+        assert (folder / "draft" / "config.json").is_file()
+        weights = {"fc.weight": torch.randn(4, 6), "norm.weight": torch.ones(4)}
+        int8_rows.write_packed(weights, tmp_path / "config.json", packed)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+def test_int8_rows_are_off_by_half_a_step_of_their_row_at_most(scale):
+    weight = torch.randn(16, 64) * scale * torch.logspace(-3, 3, 16)[:, None]
+    weight[3] = 0
+    found = int8_rows.unpack(int8_rows.pack({"w": weight, "n": torch.ones(3)}))
+    step = weight.abs().amax(dim=1, keepdim=True) / 127
+    # and by what bf16 cannot say
+    assert ((found["w"].float() - weight).abs() <= 0.501 * step + weight.abs() * 2**-8).all()
+    assert torch.equal(found["n"], torch.ones(3, dtype=torch.bfloat16))
 
 
 @pytest.fixture(scope="module")

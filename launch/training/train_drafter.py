@@ -242,6 +242,8 @@ def read_seconds(folder: Path) -> float:
 
 def main() -> int:
     args = parse()
+    if args.device == "cpu":
+        torch.set_num_threads(1)
     run = Run(args)
     try:
         for stage in (run.prompts, run.own, run.train, run.export, run.evaluate, run.card):
