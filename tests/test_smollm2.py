@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.cli import main
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.launch import int8_rows
+from sglang_ddtree_patch.launch import bench_models, int8_rows
 from sglang_ddtree_patch.launch.smollm2 import check, convert, gguf_file, prepare, source
 
 DOWNLOADS = Path(__file__).resolve().parent.parent / ".cache"
@@ -152,6 +152,19 @@ def test_a_prepared_model_is_listed_found_and_not_made_again(cache, capsys, monk
     assert capsys.readouterr().out.strip() == str(folder)
     assert main(["models"]) == 0
     assert "not prepared" not in capsys.readouterr().out
+
+
+def test_a_benchmark_takes_it_with_its_own_drafter_or_another(cache, tmp_path):
+    with pytest.raises(ConfigurationError, match="Type: ddtree models smollm2"):
+        bench_models.choose_subject("smollm2", None, None, tmp_path)
+    folder = prepared(cache)
+    with pytest.raises(ConfigurationError, match="no drafter yet: add --draft"):
+        bench_models.choose_subject("smollm2", None, None, tmp_path)
+    subject = bench_models.choose_subject("smollm2", "D", None, tmp_path)
+    assert (subject.name, subject.target, subject.draft) == ("smollm2", str(folder / "target"), "D")
+    (folder / "draft").mkdir()
+    (folder / "draft" / "config.json").write_text("{}")
+    assert bench_models.choose_subject("smollm2", None, None, tmp_path).draft == str(folder / "draft")
 
 
 def test_another_dtype_or_format_is_made_again(cache, monkeypatch):
