@@ -151,7 +151,11 @@ class Run:
             intermediate=args.intermediate,
         )
         target, texts = self.target.model(), read_own_text(args.out / "own")
-        drafter = Drafter(config).to(self.device).train()
+        drafter = Drafter(config)
+        with torch.no_grad():  # logits of about unit size at first, whatever the size of the target's head
+            head = target.get_output_embeddings().weight
+            drafter.norm.weight.fill_(1 / head.float().norm(dim=1).mean().item())
+        drafter = drafter.to(self.device).train()
         size = sum(p.numel() for p in drafter.parameters())
         print(f"[train] {size:,} parameters, target layers {self.layers}, {len(texts):,} texts", flush=True)
 
