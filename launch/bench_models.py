@@ -18,7 +18,11 @@ from sglang_ddtree_patch.launch.serve import named_flags
 from sglang_ddtree_patch.settings import DEFAULT_DRAFT_BLOCK
 
 HERE = Path(__file__).parent
-PROMPTS = HERE / "bench_prompts.json"
+# Names of --prompt-set, and the files it asks from.
+PROMPT_SETS = {
+    "short": (HERE / "bench_prompts.json",),
+    "all": (HERE / "bench_prompts.json", HERE / "bench_prompts_more.json"),
+}
 # Text that neither committed model was trained on, already in their chat template.
 HELD_OUT_PROMPTS = HERE / "training" / "held_out_prompts.json"
 # All memory would be tens of millions of KV slots of these, far more than any server has.
@@ -54,6 +58,11 @@ def choose_subject(model: str, draft: str | None, name: str | None, folder: Path
     Raises:
         ConfigurationError: a drafter is missing, or one is given where it has no place.
     """
+    if model in model_catalog.prepared_names():
+        folder = model_catalog.path(model)
+        if draft is None and not (folder / "draft" / "config.json").is_file():
+            raise ConfigurationError(f"--model {model} has no drafter yet: add --draft PATH.")
+        return Subject(name or model, str(folder / "target"), draft or str(folder / "draft"))
     if model in SHAPES or model in model_catalog.names():
         if draft is not None:
             raise ConfigurationError(f"--model {model} brings its own drafter: leave --draft out.")
@@ -63,7 +72,7 @@ def choose_subject(model: str, draft: str | None, name: str | None, folder: Path
         entry = model_catalog.entry(model)
         return Subject(name or model, str(entry.target), str(entry.draft), COMMITTED_MODEL_FLAGS)
     if draft is None:
-        known = ", ".join((*model_catalog.names(), *SHAPES))
+        known = ", ".join((*model_catalog.names(), *model_catalog.prepared_names(), *SHAPES))
         raise ConfigurationError(
             f"--model {model} needs its DFlash drafter: add --draft PATH. Without one there are: {known}."
         )
@@ -88,8 +97,8 @@ def ordinary_tokens(vocabulary: int, count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(low, high), k=count)
 
 
-def chat_prompts(subject: Subject, count: int) -> list[list[int]]:
-    """Prompts to answer: this package's own, or the committed models' held-out ones; at most all there are.
+def chat_prompts(subject: Subject, count: int, prompt_set: str = "short") -> list[list[int]]:
+    """Prompts to answer: one of this package's sets, or the committed models' held-out ones; at most all.
 
     Each kind of prompt comes in turn, so that a few are of every kind.
     """
@@ -98,7 +107,8 @@ def chat_prompts(subject: Subject, count: int) -> list[list[int]]:
         texts = json.loads(HELD_OUT_PROMPTS.read_text())
         chosen = list(islice(_in_turn(texts), count))
         return [tokenizer.encode(prompt["text"]) for prompt in chosen]
-    chosen = list(islice(_in_turn(json.loads(PROMPTS.read_text())), count))
+    texts = [prompt for file in PROMPT_SETS[prompt_set] for prompt in json.loads(file.read_text())]
+    chosen = list(islice(_in_turn(texts), count))
     return [_chat_tokens(tokenizer, prompt["text"]) for prompt in chosen]
 
 

@@ -17,7 +17,12 @@ from statistics import median
 
 from sglang_ddtree_patch.launch import bench_run
 from sglang_ddtree_patch.launch.bench_client import decode_batch, total
-from sglang_ddtree_patch.launch.bench_models import chat_prompts, is_random, random_tokens
+from sglang_ddtree_patch.launch.bench_models import (
+    PROMPT_SETS,
+    chat_prompts,
+    is_random,
+    random_tokens,
+)
 from sglang_ddtree_patch.launch.bench_record import Record, open_record
 from sglang_ddtree_patch.launch.bench_run import Job, Row, Session
 from sglang_ddtree_patch.launch.bench_servers import DDTREE, DFLASH, PLAIN, Contender, contender
@@ -58,6 +63,12 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0], help="(default: 0)")
     parser.add_argument("--prompts", type=int, default=8, help="different prompts (default: %(default)s)")
     parser.add_argument(
+        "--prompt-set",
+        choices=tuple(PROMPT_SETS),
+        default="short",
+        help="short: 32 prompts; all: 68, some of them thousands of tokens long (default: %(default)s)",
+    )
+    parser.add_argument(
         "--prompt-tokens", type=int, default=512, help="length of random prompts (default: %(default)s)"
     )
     parser.add_argument("--new-tokens", type=int, default=128, help="tokens a request (default: %(default)s)")
@@ -77,13 +88,15 @@ def measure(session: Session, arguments: argparse.Namespace) -> int:
     is_without_text = is_random(session.subject, session.given)
     if is_without_text:
         settings["random_prompt_tokens"] = arguments.prompt_tokens
+    else:
+        settings["prompt_set"] = arguments.prompt_set
     record = Record(arguments.json, bench_run.header(session, settings), COLUMNS, KEY)
     open_record(record, arguments.resume)
     most = max(*arguments.batch, arguments.prompts)
     if is_without_text:
         prompts = [random_tokens(session.subject, arguments.prompt_tokens, seed) for seed in range(most)]
     else:
-        prompts = chat_prompts(session.subject, most)
+        prompts = chat_prompts(session.subject, most, arguments.prompt_set)
 
     def measure_row(server: ServerProcess, _: Contender, point: Row) -> Row:
         batches = make_batches(prompts, point["batch"], arguments.prompts)

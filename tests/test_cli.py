@@ -50,7 +50,7 @@ COMMANDS = [
     "doctor",
     *("probe", "probe commit", "probe gpu"),
     *("bench", "bench kernel", "bench serve", "bench context", "bench plot"),
-    *("models", "models path"),
+    *("models", "models path", "models smollm2"),
     *("patch", *(f"patch {action}" for action in ("list", "check", "apply", "revert", "status"))),
 ]
 

@@ -13,7 +13,7 @@ from sglang_ddtree_patch.contract import SUPPORTED_VERSION
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS_BELOW_PACKAGE = ("kernels", "patches", "launch")
-CARRIED = (".py", ".patch", "SHA256SUMS", "_prompts.json")
+CARRIED = (".py", ".patch", "SHA256SUMS", "_prompts.json", "_prompts_more.json")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ engine that reads the format. Sizes are the smallest that keep the real attentio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -106,14 +108,13 @@ def load_target(folder, dtype: torch.dtype = torch.float32) -> nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
 
 
-def logits_and_features(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids [S, T] -> logits [S, T, V] and the drafter's features [S, T, len(FEATURE_LAYERS) * H].
+def features(model: nn.Module, ids: torch.Tensor, layers: Sequence[int] = FEATURE_LAYERS) -> torch.Tensor:
+    """ids [S, T] -> the drafter's features [S, T, len(layers) * H]; the head is not run.
 
     hidden_states[0] is the embedding, hidden_states[k + 1] the residual stream after layer k.
     """
-    out = model.model(input_ids=ids, output_hidden_states=True, use_cache=False)
-    features = torch.cat([out.hidden_states[layer + 1] for layer in FEATURE_LAYERS], dim=-1)
-    return model.lm_head(out.last_hidden_state), features
+    out = model.get_decoder()(input_ids=ids, output_hidden_states=True, use_cache=False)
+    return torch.cat([out.hidden_states[layer + 1] for layer in layers], dim=-1)
 
 
 @torch.no_grad()

@@ -17,18 +17,27 @@ import time
 from pathlib import Path
 
 import torch
-from acceptance import evaluate
+from acceptance import Text, evaluate
 from corpus import load_corpus
 from drafter import Drafter, draft_config
 from export import write_drafter, write_json, write_target
-from fit import Budget, drafter_loss, fit, held_out_loss, own_text, target_loss
+from fit import Budget, fit
 from optimizers import adamw, muon
 from safetensors.torch import load_file
-from targets import CONFIGS, load_target, new_target
+from targets import CONFIGS, FEATURE_LAYERS, greedy, load_target, new_target
+from tiny_losses import drafter_loss, held_out_loss, own_text, target_loss
 from tokenizers import Tokenizer
-from vocabulary import VOCAB_SIZE
+from vocabulary import END_ID, MASK, MASK_ID, VOCAB_SIZE
 
 PROMPTS = Path(__file__).parent / "held_out_prompts.json"
+DRAFT = {
+    "mask": (MASK, MASK_ID),
+    "feature_layers": FEATURE_LAYERS,
+    "block": 8,
+    "layers": 4,
+    "intermediate": 64,
+}
+EVALUATED_TOKENS = 160
 
 
 def parse() -> argparse.Namespace:
@@ -129,7 +138,7 @@ class Run:
         if (self.folder / "draft" / "model.safetensors").exists():
             return
         torch.manual_seed(2)
-        args, config = self.args, draft_config(self.args.model)
+        args, config = self.args, draft_config(CONFIGS[self.args.model], **DRAFT)
         target = load_target(self.folder / "target").to(self.device).requires_grad_(False)
         drafter = Drafter(config).to(self.device).train()
         stream = torch.from_numpy(self.stream.astype("int32")).to(self.device)
@@ -164,11 +173,39 @@ class Run:
         )
         tokenizer = Tokenizer.from_file(str(self.folder / "target" / "tokenizer.json"))
         prompts = PROMPTS if PROMPTS.exists() else self.args.out / "corpus" / "prompts.json"
-        result = evaluate(
-            target, drafter.to(self.device).eval(), tokenizer, json.loads(prompts.read_text()), self.device
-        )
+        prompts = json.loads(prompts.read_text())
+        texts = [greedy_text(target, tokenizer, prompt, drafter.block, self.device) for prompt in prompts]
+        texts = [text for text in texts if text.last > text.first]
+        result = evaluate(target, drafter.to(self.device).eval(), texts, FEATURE_LAYERS, self.device)
         print(json.dumps(result["accept_length"], indent=1), flush=True)
-        self.note(evaluation={**result, "dtype": "float32", "device": self.where()})
+        shown = [text for text in texts if text.kind == "chat"][:3] + texts[:3]
+        samples = [
+            {
+                "prompt": tokenizer.decode(text.ids[: text.first], skip_special_tokens=False),
+                "text": tokenizer.decode(text.ids[text.first : text.last]),
+            }
+            for text in shown
+        ]
+        self.note(
+            evaluation={
+                **result,
+                "new_tokens": EVALUATED_TOKENS,
+                "samples": samples,
+                "dtype": "float32",
+                "device": self.where(),
+            }
+        )
+
+
+def greedy_text(target, tokenizer: Tokenizer, prompt: dict, block: int, device: str) -> Text:
+    """The prompt's greedy continuation, a block longer than rounds start in it, or up to its end."""
+    start = tokenizer.encode(prompt["text"], add_special_tokens=False).ids
+    ids = greedy(target, torch.tensor([start], device=device), EVALUATED_TOKENS + block)[0].tolist()
+    last = len(start) + EVALUATED_TOKENS
+    if END_ID in ids[len(start) :]:  # a server stops there, and so do its rounds
+        end = ids.index(END_ID, len(start))
+        ids, last = ids[: end + 1], min(last, end)
+    return Text(prompt["kind"], ids, len(start), last)
 
 
 def main() -> None:

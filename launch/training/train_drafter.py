@@ -1,0 +1,263 @@
+"""Train a DFlash drafter for any Hugging Face target, and measure how much of a draft is accepted.
+
+    python launch/training/train_drafter.py --target FOLDER --out RUN --minutes 25
+
+Needs this package, torch, transformers and safetensors; SGLang is not used. Stages, each skipped when its
+result is already under --out:
+
+    prompts   many, of several kinds (prompts.py)
+    own       the target's own text, answered in pieces (sampled_text.py): a fifth of --minutes at most
+    train     the drafter, on hidden states computed anew at each step: the rest of --minutes
+    export    RUN/draft in bf16 for SGLang, RUN/packed with int8 rows, which the first is expanded from
+    evaluate  accept length by kind of prompt, on prompts that training never saw
+    card      RUN/packed/README.md, from what the others measured
+
+A run ends by itself after --run-minutes, with exit code 3 while there is more to do: the same command goes
+on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+from acceptance import Text, evaluate
+from card import model_card
+from drafter import Drafter, draft_config, draft_loss
+from export import write_json
+from fit import Budget, Unfinished, fit
+from hf_target import HFTarget
+from optimizers import muon
+from prompts import make_prompts
+from safetensors.torch import load_file
+from sampled_text import batches, continue_batch, draw_batch, read_own_text, write_own_text
+from targets import features
+
+from sglang_ddtree_patch.launch.int8_rows import expand, write_packed
+
+BENCH_PROMPTS = sorted(Path(__file__).parent.parent.glob("bench_prompts*.json"))
+OWN_SHARE = 0.2  # of --minutes
+MORE_TO_DO = 3
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--target", type=Path, required=True, help="the target's Hugging Face folder")
+    parser.add_argument("--out", type=Path, required=True, help="results and checkpoints go here")
+    parser.add_argument("--name", help="what the model card calls the target; its folder's name by default")
+    parser.add_argument("--minutes", type=float, default=25.0, help="of own text and training together")
+    parser.add_argument("--run-minutes", type=float, default=9.5, help="end this run after so long")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    drafter = parser.add_argument_group("drafter")
+    drafter.add_argument("--block", type=int, default=16)
+    drafter.add_argument("--layers", type=int, default=5)
+    drafter.add_argument("--intermediate", type=int, default=1024, help="width of its MLPs")
+    drafter.add_argument("--features", type=int, default=5, help="target layers it sees")
+    drafter.add_argument("--mask-token", help="a special token without a role; found by itself")
+    own = parser.add_argument_group("the target's own text")
+    own.add_argument("--prompts", type=int, default=24_000)
+    own.add_argument("--own-tokens", type=int, default=384, help="new tokens an answer, at most")
+    own.add_argument("--batch-tokens", type=int, default=600_000, help="prompts and answers of a batch")
+    own.add_argument("--batch-rows", type=int, default=1024)
+    own.add_argument("--longest", type=int, default=4096, help="tokens of a prompt, at most")
+    training = parser.add_argument_group("training")
+    training.add_argument("--steps", type=int, default=100_000, help="stop after so many steps")
+    training.add_argument("--step-tokens", type=int, default=32_768, help="tokens of text a step")
+    training.add_argument("--step-blocks", type=int, default=2048, help="blocks a step")
+    training.add_argument("--peak", type=float, default=0.02, help="learning rate of Muon")
+    judging = parser.add_argument_group("evaluation")
+    judging.add_argument("--eval-prompts", type=Path, nargs="+", default=BENCH_PROMPTS)
+    judging.add_argument("--eval-count", type=int, default=1000, help="prompts of each kind, at most")
+    judging.add_argument("--eval-tokens", type=int, default=192, help="new tokens a prompt")
+    return parser.parse_args()
+
+
+class Run:
+    """One drafter's stages, and where each leaves its result."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.device, self.until = args, args.device, time.time() + 60 * args.run_minutes
+        self.target = HFTarget(args.target, args.device)
+        args.out.mkdir(parents=True, exist_ok=True)
+        self.report_path = args.out / "report.json"
+        self.report = json.loads(self.report_path.read_text()) if self.report_path.exists() else {}
+        self.layers = self.target.feature_layers(args.features)
+
+    def note(self, **facts) -> None:
+        self.report.update(facts)
+        write_json(self.report_path, self.report)
+
+    def where(self) -> str:
+        return torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
+
+    def check_time(self, what: str) -> None:
+        if time.time() > self.until:
+            raise Unfinished(f"{what} has not begun")
+
+    def prompts(self) -> None:
+        path, args = self.args.out / "prompts.json", self.args
+        if path.exists():
+            return
+        made = make_prompts(args.prompts)
+        write_json(path, made)
+        print(f"[prompts] {len(made):,} prompts", flush=True)
+
+    def own(self) -> None:
+        args, target = self.args, self.target
+        folder = args.out / "own"
+        if not (folder / "finished").exists():
+            self.check_time("own text")
+            torch.manual_seed(1)
+            prompts = json.loads((args.out / "prompts.json").read_text())
+            longest = min(args.longest, target.positions - args.own_tokens - args.block)
+            ids = [target.prompt_ids(prompt)[:longest] for prompt in prompts]
+            groups = list(batches(ids, args.own_tokens, args.batch_tokens, args.batch_rows))
+            random.Random(0).shuffle(groups)  # of all lengths, however few there is time for
+            write_own_text(
+                target.model,
+                groups,
+                folder,
+                args.own_tokens,
+                target.end_ids,
+                self.device,
+                OWN_SHARE * args.minutes,
+                self.until,
+            )
+        texts = read_own_text(folder)
+        tokens = sum(len(ids) - first for first, ids in texts)
+        self.note(own_text={"answers": len(texts), "tokens": tokens, "seconds": read_seconds(folder)})
+
+    def train(self) -> None:
+        args, path = self.args, self.args.out / "drafter.pt"
+        if path.exists():
+            return
+        self.check_time("training")
+        # A resumed run goes on with other draws than the run it takes up.
+        torch.manual_seed(int(time.time()))
+        config = draft_config(
+            self.target.config,
+            mask=self.target.mask_token(args.mask_token),
+            feature_layers=self.layers,
+            block=args.block,
+            layers=args.layers,
+            intermediate=args.intermediate,
+        )
+        target, texts = self.target.model(), read_own_text(args.out / "own")
+        drafter = Drafter(config)
+        with torch.no_grad():  # logits of about unit size at first, whatever the size of the target's head
+            head = target.get_output_embeddings().weight
+            drafter.norm.weight.fill_(1 / head.float().norm(dim=1).mean().item())
+        drafter = drafter.to(self.device).train()
+        size = sum(p.numel() for p in drafter.parameters())
+        print(f"[train] {size:,} parameters, target layers {self.layers}, {len(texts):,} texts", flush=True)
+
+        def loss_of(step: int, progress: float) -> torch.Tensor:
+            ids, lengths, anchors = draw_batch(texts, args.step_tokens, args.step_blocks, self.device)
+            with torch.no_grad():
+                context = features(target, ids, self.layers)
+            return draft_loss(drafter, target, context, ids, anchors, lengths)
+
+        outcome = fit(
+            "train",
+            drafter,
+            loss_of,
+            muon(drafter, args.peak, self.device),
+            Budget(args.steps, (1 - OWN_SHARE) * args.minutes),
+            args.out / "train.pt",
+            self.device,
+            self.until,
+        )
+        write_json(args.out / "draft_config.json", config)
+        torch.save(drafter.state_dict(), path)
+        self.note(train={**dataclasses.asdict(outcome), "parameters": size, "device": self.where()})
+
+    def export(self) -> None:
+        packed = self.args.out / "packed"
+        weights = torch.load(self.args.out / "drafter.pt", map_location="cpu")
+        size = write_packed(weights, self.args.out / "draft_config.json", packed)
+        expand(packed, self.args.out / "draft")
+        print(f"[export] {packed}: {size / 1e6:.1f} MB", flush=True)
+        self.note(packed_bytes=size)
+
+    def evaluate(self) -> None:
+        if "evaluation" in self.report:
+            return
+        self.check_time("evaluation")
+        config = json.loads((self.args.out / "draft_config.json").read_text())
+        model = self.target.model()
+        texts = self.greedy_texts(model)
+        results = {}
+        for name, weights in (
+            ("unpacked", torch.load(self.args.out / "drafter.pt", map_location="cpu")),
+            ("packed", load_file(self.args.out / "draft" / "model.safetensors")),
+        ):
+            drafter = Drafter(config)
+            drafter.load_state_dict({key: value.float() for key, value in weights.items()})
+            drafter = drafter.to(self.device, model.dtype).eval()
+            results[name] = evaluate(model, drafter, texts, self.layers, self.device)
+            print(f"[evaluate] {name}: {json.dumps(results[name]['accept_length'], indent=1)}", flush=True)
+        self.note(evaluation={**results, "new_tokens": self.args.eval_tokens, "dtype": str(model.dtype)})
+
+    def greedy_texts(self, model) -> list[Text]:
+        """The held-out prompts with the target's greedy answers; prompts that do not fit are left out."""
+        args, block = self.args, self.args.block
+        counts: dict[str, int] = {}
+        chosen = []
+        for path in args.eval_prompts:
+            for prompt in json.loads(path.read_text()):
+                ids = self.target.prompt_ids(prompt)
+                counts[prompt["kind"]] = counts.get(prompt["kind"], 0) + 1
+                fits = len(ids) + args.eval_tokens + block <= self.target.positions
+                if fits and counts[prompt["kind"]] <= args.eval_count:
+                    chosen.append((prompt["kind"], ids))
+        kinds = {tuple(ids): kind for kind, ids in chosen}
+        texts = []
+        lists = [ids for _, ids in chosen]
+        for batch in batches(lists, args.eval_tokens + block, args.batch_tokens, args.batch_rows):
+            answers = continue_batch(
+                model, batch, [0.0] * len(batch), args.eval_tokens + block, self.target.end_ids, self.device
+            )
+            for prompt, answer in zip(batch, answers, strict=True):
+                ids, first = prompt + answer, len(prompt)
+                # No round starts at the end token, nor in the block that is there to be looked at.
+                last = min(first + args.eval_tokens, len(ids) - 1)
+                if last > first:
+                    texts.append(Text(kinds[tuple(prompt)], ids, first, last))
+        print(f"[evaluate] {len(texts)} prompts", flush=True)
+        return texts
+
+    def card(self) -> None:
+        name = self.args.name or self.args.target.resolve().name
+        config = json.loads((self.args.out / "draft_config.json").read_text())
+        (self.args.out / "packed" / "README.md").write_text(model_card(name, config, self.report))
+
+
+def read_seconds(folder: Path) -> float:
+    return float((folder / "seconds").read_text())
+
+
+def main() -> int:
+    args = parse()
+    if args.device == "cpu":
+        torch.set_num_threads(1)
+    run = Run(args)
+    try:
+        for stage in (run.prompts, run.own, run.train, run.export, run.evaluate, run.card):
+            stage()
+    except Unfinished as state:
+        print(f"{state}. Type the same command again to go on.", flush=True)
+        return MORE_TO_DO
+    print(f"done: {args.out}/draft", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

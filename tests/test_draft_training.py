@@ -1,0 +1,211 @@
+"""The drafter's trainer: what it learns from, and that what it measures is what a server would do."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_ddtree_patch import model_catalog
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+# Its modules are scripts beside each other, not part of the package.
+sys.path.insert(0, str(REPOSITORY / "launch" / "training"))
+
+import acceptance  # noqa: E402
+import drafter as drafting  # noqa: E402
+import fit as fitting  # noqa: E402
+import prompts as prompting  # noqa: E402
+import sampled_text  # noqa: E402
+import targets  # noqa: E402
+from best_first import best_first  # noqa: E402
+from hf_target import HFTarget  # noqa: E402
+from optimizers import muon  # noqa: E402
+
+TARGET = model_catalog.path("tiny-gqa") / "target"
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return HFTarget(TARGET, "cpu")
+
+
+@pytest.fixture(scope="module")
+def model(target):
+    return target.model()
+
+
+def new_drafter(target: HFTarget) -> drafting.Drafter:
+    torch.manual_seed(0)
+    config = drafting.draft_config(
+        target.config,
+        mask=target.mask_token(None),
+        feature_layers=(0, 1, 2),
+        block=4,
+        layers=1,
+        intermediate=32,
+    )
+    return drafting.Drafter(config)
+
+
+def test_a_block_sees_what_stands_before_its_anchor_and_nothing_after(target, model):
+    drafter, table = new_drafter(target), model.get_input_embeddings().weight
+    ids = torch.randint(8, 700, (2, 20))
+    anchors = torch.tensor([[5, 9], [3, 12]])
+    context = targets.features(model, ids)
+    before = drafter(context, ids, anchors, table)
+    changed, features = ids.clone(), context.clone()
+    changed[0, 6:], features[0, 5:] = 9, 0.0  # behind the first anchor of the first sequence
+    after = drafter(features, changed, anchors, table)
+    assert torch.allclose(before[0, 0], after[0, 0], atol=1e-6)
+    assert not torch.allclose(before[0, 1], after[0, 1], atol=1e-3)
+    assert torch.allclose(before[1], after[1], atol=1e-6)
+    # Sequences and blocks side by side give what each gives alone.
+    alone = drafter(context[1:], ids[1:], anchors[1:, 1:], table)
+    assert torch.allclose(alone[0, 0], before[1, 1], atol=1e-5)
+
+
+def test_positions_past_a_text_and_tokens_of_padding_count_nothing(target, model):
+    drafter = new_drafter(target)
+    ids, anchors = torch.randint(8, 700, (1, 12)), torch.tensor([[9]])
+    context = targets.features(model, ids)
+    loss = drafting.draft_loss(drafter, model, context, ids, anchors, torch.tensor([12]))
+    longer = torch.cat([ids, torch.full((1, 5), 3)], dim=1)
+    padded = drafting.draft_loss(
+        drafter, model, targets.features(model, longer), longer, anchors, torch.tensor([12])
+    )
+    assert torch.allclose(loss, padded, atol=1e-5)
+    counted = drafting.draft_loss(drafter, model, targets.features(model, longer), longer, anchors)
+    assert abs(counted - padded) > 1e-3
+
+
+def test_padded_prompts_are_continued_as_each_would_be_alone(target, model):
+    prompts = [
+        target.tokenizer(text)["input_ids"] for text in ("def close(self):\n", "class Queue:\n    '''A")
+    ]
+    assert len(prompts[0]) != len(prompts[1])
+    together = sampled_text.continue_batch(model, prompts, [0.0, 0.0], 24, target.end_ids, "cpu")
+    for prompt, found in zip(prompts, together, strict=True):
+        alone = targets.greedy(model, torch.tensor([prompt]), 24)[0, len(prompt) :].tolist()
+        assert found == sampled_text.cut(alone, target.end_ids)
+
+
+def test_sampled_rows_follow_the_targets_distribution(target, model):
+    torch.manual_seed(0)
+    prompt = target.tokenizer("def ")["input_ids"]
+    rows = sampled_text.continue_batch(model, [prompt] * 4000, [1.0] * 4000, 1, target.end_ids, "cpu")
+    expected = model(input_ids=torch.tensor([prompt])).logits[0, -1].softmax(-1)
+    found = torch.bincount(torch.tensor(rows)[:, 0], minlength=len(expected)) / 4000
+    assert (found - expected).abs().max() < 5 * math.sqrt(0.25 / 4000)
+    assert expected.max() < 0.9
+
+
+def test_batches_hold_every_prompt_once_and_stay_in_bounds():
+    prompts = [[i] * (1 + i * 7 % 50) for i in range(200)]
+    groups = list(sampled_text.batches(prompts, 10, 300, 16))
+    assert sorted(p for group in groups for p in group) == sorted(prompts)
+    assert all(len(g) <= 16 and (len(g) == 1 or len(g) * (max(map(len, g)) + 10) <= 300) for g in groups)
+
+
+def test_anchors_lie_in_the_answers_and_have_a_token_after_them():
+    texts = sorted(((3, list(range(n))) for n in (5, 9, 30, 31)), key=lambda pair: len(pair[1]))
+    for seed in range(50):
+        torch.manual_seed(seed)
+        ids, lengths, anchors = sampled_text.draw_batch(texts, 62, 16, "cpu")
+        assert len(ids) == len(lengths) == len(anchors)
+        assert (anchors >= 3).all()
+        assert (anchors <= lengths[:, None] - 2).all()
+
+
+def test_own_text_goes_on_where_it_ended(target, model, tmp_path, capsys):
+    groups = [[target.tokenizer(text)["input_ids"]] for text in ("def a", "def b", "def c")]
+
+    def write(until: float) -> None:
+        sampled_text.write_own_text(
+            lambda: model, groups, tmp_path, 16, target.end_ids, "cpu", minutes=5, until=until
+        )
+
+    with pytest.raises(fitting.Unfinished, match="0 of 3"):
+        write(until=0)
+    write(until=time.time() + 60)
+    pieces = {path: path.stat().st_mtime_ns for path in tmp_path.glob("piece-*.pt")}
+    assert len(pieces) == 3
+    write(until=0)  # finished: nothing is asked again
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in pieces.items())
+    assert all(
+        ids[:first] in [p for g in groups for p in g] for first, ids in sampled_text.read_own_text(tmp_path)
+    )
+
+
+def test_training_lowers_the_loss_and_goes_on_from_its_checkpoint(target, model, tmp_path):
+    drafter, ids = new_drafter(target), torch.randint(8, 60, (4, 24))
+    context, anchors = targets.features(model, ids), torch.arange(2, 18).expand(4, -1)
+
+    def loss_of(step: int, progress: float) -> torch.Tensor:
+        return drafting.draft_loss(drafter, model, context, ids, anchors)
+
+    def run(steps: int, until: float = math.inf):
+        budget = fitting.Budget(steps, 10.0, warmup=5)
+        return fitting.fit(
+            "t", drafter, loss_of, muon(drafter, 0.02, "cpu"), budget, tmp_path / "c.pt", "cpu", until
+        )
+
+    first = loss_of(0, 0.0).item()
+    with pytest.raises(fitting.Unfinished):
+        run(102, until=0)
+    outcome = run(102)
+    assert outcome.steps == 102
+    assert outcome.loss < 0.5 * first
+
+
+def test_accept_lengths_are_those_of_the_papers_trees():
+    generator = torch.Generator().manual_seed(0)
+    anchors, depths, candidates, width = 40, 5, 4, 9
+    log_probs = torch.randn(anchors, depths, candidates, generator=generator).log_softmax(-1)
+    log_probs = log_probs.sort(dim=-1, descending=True).values
+    tokens = torch.stack(
+        [torch.randperm(6, generator=generator)[:candidates] for _ in range(anchors * depths)]
+    )
+    tokens = tokens.view(anchors, depths, candidates)
+    truth = torch.randint(0, 6, (anchors, depths + 1), generator=generator)
+    truth[0, 3:] = acceptance.NO_TOKEN
+    found = acceptance.accepted(log_probs, tokens, truth, width)
+    for row in range(anchors):
+        paths = [node.ranks for node in best_first(log_probs[row].numpy(), tokens[row].numpy(), width)]
+        spoken = {tuple(int(tokens[row, d, r]) for d, r in enumerate(path)) for path in paths}
+        text = tuple(truth[row, 1:].tolist())
+        assert found[row] == max((d for d in range(depths + 1) if d == 0 or text[:d] in spoken), default=0)
+    assert sum(found) > 0
+    chain = acceptance.chain_accepted(tokens, truth)
+    assert all(a <= b for a, b in zip(chain, acceptance.accepted(log_probs, tokens, truth, 200), strict=True))
+
+
+def test_rounds_jump_over_what_they_accepted_and_the_bonus_token():
+    assert list(acceptance.rounds([2, 9, 9, 0, 1, 9, 0])) == [2, 0, 1, 0]
+
+
+def test_prompts_are_many_different_and_none_is_judged_by():
+    documents = ["A line of text.\n" * 50, "Another page.\n" * 80]
+    made = prompting.make_prompts(3000, documents=documents)
+    assert made == prompting.make_prompts(3000, documents=documents)
+    assert {prompt["kind"] for prompt in made} == set(prompting.SHARES)
+    assert len({prompt["text"] for prompt in made}) == len(made) >= 2500
+    assert not [prompt for prompt in made if "{" in prompt["text"] or "  " in prompt["text"]]
+    files = sorted((REPOSITORY / "launch").glob("bench_prompts*.json"))
+    judged = {prompt["text"] for file in files for prompt in json.loads(file.read_text())}
+    assert len(judged) == 68
+    assert not judged & {prompt["text"] for prompt in made}
+
+
+def test_the_mask_token_has_no_other_role_and_the_last_layer_feeds_nobody(target):
+    assert target.mask_token(None) == ("<|mask|>", 3)
+    with pytest.raises(SystemExit, match="--mask-token"):
+        target.mask_token("no such token")
+    assert target.feature_layers(5) == (0, 1, 2)
+    with pytest.raises(ValueError, match="last layer"):
+        drafting.draft_config(
+            target.config, mask=("x", 1), feature_layers=(3,), block=4, layers=1, intermediate=8
+        )
