@@ -23,7 +23,7 @@ from sglang_ddtree_patch.launch.doctor_models import check_pair
 _EXAMPLE = """\
 example:
   ddtree doctor
-  ddtree doctor --model-path TARGET --speculative-draft-model-path DRAFT
+  ddtree doctor --model-path TARGET --draft DRAFT
   ddtree doctor --root ./unpacked-sglang-wheel
 
 Exit code: 0 if serving would work, 1 if not (the lines marked "problem" say why), 2 for wrong usage.
@@ -39,7 +39,10 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model-path", metavar="TARGET", help="target model, checked with the drafter")
-    parser.add_argument("--speculative-draft-model-path", metavar="DRAFT", help="its DFlash drafter")
+    parser.add_argument(
+        "--draft", "--speculative-draft-model-path", metavar="DRAFT", dest="speculative_draft_model_path",
+        help="its DFlash drafter",
+    )  # fmt: skip
     parser.add_argument(
         "--root", type=Path, metavar="DIR",
         help="check contract and patches of the SGLang unpacked there, and nothing of this machine",
@@ -52,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     target, draft = arguments.model_path, arguments.speculative_draft_model_path
     if (target is None) != (draft is None):
         print(
-            "ddtree doctor: give --model-path and --speculative-draft-model-path together. "
+            "ddtree doctor: give --model-path and --draft together. "
             "See: ddtree doctor --help", file=sys.stderr,
         )  # fmt: skip
         return 2

@@ -67,7 +67,7 @@ def show_table(args: argparse.Namespace) -> int:
             print(f"\n{name} is not prepared yet: ddtree models {name}")
     name = model_catalog.names()[0]
     print(f"\nserve one: ddtree serve --model-path $(ddtree models path {name})/target \\")
-    print(f"    --speculative-draft-model-path $(ddtree models path {name})/draft")
+    print(f"    --draft $(ddtree models path {name})/draft")
     return 0
 
 

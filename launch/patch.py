@@ -7,6 +7,7 @@ ddtree patch apply --root ~/src/sglang
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -84,13 +85,14 @@ def check(arguments: argparse.Namespace) -> int:
     tree = find_tree(arguments.root)
     found = patcher.inspect(tree, known_releases())
     print(_sentence(tree, found))
+    where = "" if arguments.root is None else f" --root {shlex.quote(str(arguments.root))}"
     if found.state is State.ABSENT and has_port(tree):
-        print(f"{find_port(tree).describe()}\nthis can be patched: ddtree patch apply")
+        print(f"{find_port(tree).describe()}\nthis can be patched: ddtree patch apply{where}")
     mismatches = _mismatches(tree, found)
     if mismatches:
         print(f"ddtree patch: {mismatches}", file=sys.stderr)
     elif found.state is State.ABSENT and not has_port(tree):
-        print("the diffs fit: ddtree patch apply")
+        print(f"the diffs fit: ddtree patch apply{where}; not needed where SGLang finds the plugin by itself")
     return 1 if mismatches or found.state is State.UNFINISHED else 0
 
 

@@ -91,7 +91,9 @@ def read_results(file: Path) -> dict[str, Any]:
         if results["rows"]:
             return results
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigurationError(f"{file} holds no results: {error}.") from error
+        raise ConfigurationError(
+            f"{file} holds no results of ddtree bench kernel, serve or context: {error}."
+        ) from error
     raise ConfigurationError(f"{file} has no rows: nothing was measured yet.")
 
 
@@ -105,13 +107,16 @@ def draw(results: Mapping[str, Any]) -> Figure:
     for column, draw_kind in (
         ("kernel", draw_kernel),
         ("limit_fraction", draw_context),
-        ("batch", draw_serve),
+        ("algorithm", draw_serve),
     ):
         if column in columns:
             figure = draw_kind(results["rows"])
             figure.suptitle(f"{results['device']}, {results['date']}", fontsize=9)
             return figure
-    raise ConfigurationError(f"rows with the columns {', '.join(columns)} are of no known kind.")
+    raise ConfigurationError(
+        f"rows with the columns {', '.join(columns)} cannot be drawn: "
+        "what ddtree bench kernel, serve and context write can be."
+    )
 
 
 def draw_kernel(rows: Sequence[Row]) -> Figure:

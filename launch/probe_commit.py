@@ -35,11 +35,12 @@ COLUMNS = (
 )  # fmt: skip
 HEADINGS = (
     "text", "prompt", "generated", "wall s", "first s", "rounds", "commit", "depth", "drafted", "nodes",
+    "repeated",
 )  # fmt: skip
 COUNTED = ("spec_verify_ct", "spec_num_correct_drafts", "spec_num_proposed_drafts")
 FEWEST_TOKENS = 16
 TELLING_ROUNDS = 100  # fewer say nothing of a server's traffic
-_LINE = "{:<12}{:>9}{:>11}{:>9}{:>9}{:>8}{:>8}{:>8}{:>9}{:>7}".format
+_LINE = "{:<12}{:>9}{:>11}{:>9}{:>9}{:>8}{:>8}{:>8}{:>9}{:>7}{:>10}".format
 
 _EXAMPLE = """\
 example:
@@ -220,4 +221,5 @@ def shown(row: dict[str, Any]) -> str:
         row["text"], row["prompt_tokens"], row["generated"], f"{row['wall_seconds']:.2f}",
         f"{row['first_token_seconds']:.2f}", row["rounds"], f"{row['mean_commit_length']:.2f}",
         f"{row['mean_accepted_depth']:.2f}", row["drafted"], f"{row['nodes']:g}",
+        "-" if row["repeated"] is None else f"{row['repeated']:.0%}",
     )  # fmt: skip

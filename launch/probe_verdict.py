@@ -1,7 +1,8 @@
 """What accept lengths by context say of a drafter, in words.
 
-Predictable text is what any working drafter guesses. So where little of it is accepted while the target still
-repeats it, the drafter is at fault, and where it is accepted and prose is not, the text is.
+Predictable text is what any working drafter guesses, as long as the target goes on repeating it. So where
+little of it is accepted the drafter is at fault, and where it is accepted and prose is not, the text is.
+Where the target leaves it, its answer was not predictable and tells nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def judge(pairs: Sequence[Pair]) -> list[Verdict]:
     best: Pair | None = None  # shorter context with the most of the predictable text accepted
     for pair in sorted(pairs, key=lambda pair: pair.context):
         verdicts.append(_judge_one(pair, best))
-        works = pair.predictable >= LEAST_PREDICTABLE
+        works = pair.predictable >= LEAST_PREDICTABLE and pair.repeated >= REPEATED
         if works and (best is None or pair.predictable > best.predictable):
             best = pair
     return verdicts
@@ -60,13 +61,14 @@ def judge(pairs: Sequence[Pair]) -> list[Verdict]:
 
 def _judge_one(pair: Pair, best: Pair | None) -> Verdict:
     accepted = f"{pair.predictable:.2f} drafted tokens a round are accepted of predictable text"
+    if pair.repeated < REPEATED:
+        because = (
+            f"the target itself left the repeated sentence after {pair.repeated:.0%} of its answer, so "
+            "nothing that it said was sure to be guessed"
+        )
+        return Verdict(pair.context, UNCLEAR, because)
     fell = best is not None and pair.predictable < KEPT * best.predictable
     if fell or pair.predictable < LEAST_PREDICTABLE:
-        if pair.repeated < REPEATED:
-            because = (
-                f"{accepted}, but the target itself left the sentence after {pair.repeated:.0%} of its answer"
-            )
-            return Verdict(pair.context, UNCLEAR, because)
         if fell:
             because = f"{accepted}, where it were {best.predictable:.2f} at {best.context} tokens"
             return Verdict(pair.context, BROKEN_LONG, because)

@@ -14,6 +14,7 @@ from sglang_ddtree_patch.launch.doctor_models import ModelConfig, is_count, read
 from sglang_ddtree_patch.settings import ALGORITHM, BACKEND, DEFAULT_WIDTH
 
 PAGE_SIZE = 64
+CPU_POOL = 65536  # tokens of KV: enough to try things out
 TILE_ROWS = 128  # rows of queries that attention kernels take through the keys at once
 WIDEST_DEFAULT = 32  # more rows accept little more, and cost more when requests are many
 
@@ -39,6 +40,7 @@ def choose_defaults(given: Mapping[str, str], *, on_cpu: bool) -> tuple[Default,
             Default("--device", "cpu", "torch sees no accelerator: exact and slow, for trying things out"),
             # bf16 sends SGLang's drafter through kernels that a CPU can only interpret.
             Default("--dtype", "float32", "ten times as fast here as bfloat16"),
+            Default("--max-total-tokens", str(CPU_POOL), "SGLang would give its KV cache most of the memory"),
         ]
     if is_ddtree(given):
         chosen += _ddtree_defaults(given, on_cpu=on_cpu)

@@ -18,7 +18,7 @@ fail() {
 }
 
 wanted=$(cat pyproject.toml setup.py | cksum)
-if [[ -x $venv/bin/python && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+if [[ -x $venv/bin/ddtree && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
     exit 0
 fi
 
@@ -43,7 +43,8 @@ if [[ ! -f $stamp ]]; then
         fail "$needed_gb GB of free disk are needed in $PWD and $free_gb GB are there: SGLang and PyTorch are large."
 fi
 
-echo "setup: installing SGLang and this package into $venv with $("$python" --version): 11 GB, some minutes, once."
+echo "setup: installing SGLang and this package into $venv with $("$python" --version): 11 GB, once."
+echo "setup: this takes 5 to 15 minutes; for most of the second half, unpacking, pip says nothing."
 if [[ ! -x $venv/bin/pip ]]; then
     "$python" -m venv --clear "$venv" ||
         fail "$python could not make $venv. On Debian and Ubuntu it needs the package $(basename "$python")-venv."

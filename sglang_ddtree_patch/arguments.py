@@ -147,6 +147,8 @@ def check_features(cfg: Any) -> None:
         "--enable-lora": cfg.enable_lora or bool(cfg.lora_paths),
         "--enable-strict-thinking": cfg.enable_strict_thinking,
         "--enable-mixed-chunk": cfg.enable_mixed_chunk,
+        # A turn goes on from a slot that the round behind the last one would have written.
+        "--enable-streaming-session": cfg.enable_streaming_session,
         "--speculative-adaptive": cfg.speculative_adaptive,
         "--speculative-use-block-verification": installed_release().verifies_blocks(cfg),
         f"--speculative-num-steps {cfg.speculative_num_steps}": cfg.speculative_num_steps not in (None, 1),

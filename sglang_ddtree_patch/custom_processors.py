@@ -75,7 +75,8 @@ class CustomProcessors:
         params: list[Any] = []
         for index, request in enumerate(batch.reqs):
             own = info.custom_params[index]
-            if own is None or REQUEST not in own:
+            # A client may write anything there for a request that has no processor.
+            if request.custom_logit_processor is None or not isinstance(own, dict) or REQUEST not in own:
                 params += [own] * tree.width
                 continue
             said = self._said(request, roots[index] + 1 - len(request.origin_input_ids))

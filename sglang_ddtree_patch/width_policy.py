@@ -5,8 +5,8 @@ whatever the width, so the best width has the largest ``c(w) / t(w)``. Both are 
 rounds (commit_forecast.py, step_costs.py), so the choice is made on the host and waits for nothing.
 
 Costs are known of what has run only, so now and then a round runs another width: each in turn while the
-server is new, then one round in `EXPLORE_EVERY`, if the estimates leave that width a chance and what it is
-expected to lose keeps within `MOST_LOST` of the time.
+server is new, again where that brought no time, then one round in `EXPLORE_EVERY`, if the estimates leave that
+width a chance and what it is expected to lose keeps within `MOST_LOST` of the time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ NEW_CELL_ROUNDS, NEW_CELL_EVERY = 64, 8
 PLAUSIBLE, HOPELESS, RARE = 0.7, 0.3, 16
 # Share of the time that rounds of other widths than the best may lose.
 MOST_LOST = 0.01
+# A look that brought no time (another batch ran before it) is taken again in one round of so many.
+AGAIN_EVERY = 4
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class WidthPolicy:
         self._forecast = CommitForecast(self.widths)
         # Widest first: what a server that is asked little would have run.
         self._first_looks = [width for width in reversed(self.widths) for _ in range(FEW)]
+        self._looks_again: list[int] = []  # widths without `FEW` times, whose last round brought none
+        self._timed: Counter[int] = Counter()
         self._rounds: Counter[Cell] = Counter()
         self._explored: Counter[Cell] = Counter()
         self._last_run: dict[tuple[Cell, int], int] = {}
@@ -72,14 +76,23 @@ class WidthPolicy:
         """
         cell = cell_of(batch, context)
         self._rounds[cell] += 1
-        width = self._first_looks.pop(0) if self._first_looks else self._judge(cell)
+        if self._first_looks:
+            width = self._first_looks.pop(0)
+        elif self._looks_again and self._rounds[cell] % AGAIN_EVERY == 0:
+            width = self._looks_again.pop(0)
+        else:
+            width = self._judge(cell)
         self._last_run[cell, width] = self._rounds[cell]
         return width
 
     def learn(self, seen: RoundSeen) -> None:
         """Take in a round, some rounds after it was chosen."""
         self._forecast.add(seen.width, seen.accept_length, seen.expected, seen.batch)
-        if seen.seconds is not None:
+        if seen.seconds is None:
+            if self._timed[seen.width] < FEW and seen.width not in self._looks_again:
+                self._looks_again.append(seen.width)
+        else:
+            self._timed[seen.width] += 1
             self._costs.add(cell_of(seen.batch, seen.context), seen.width, seen.seconds)
 
     def _judge(self, cell: Cell) -> int:

@@ -66,7 +66,8 @@ def batch_of(requests: list[Request], params: list[dict | None]) -> SimpleNamesp
 def test_every_row_is_processed_as_after_its_own_branch(width, seen_by_the_scheduler):
     said = [[5], [6, 7], [2, 3, 1, 2], [4, 4, 1]]
     requests = [Request(None), *(Request("x") for _ in range(3))]
-    params = [None, {"token_ids": [0, 9]}, *({**NO_REPEAT, "__req__": each} for each in requests[2:])]
+    params = [{"__req__": 1}, {"token_ids": [0, 9]}]  # the first is a client's own
+    params += [{**NO_REPEAT, "__req__": each} for each in requests[2:]]
     processors, batch = CustomProcessors(), batch_of(requests, params)
     # The last round committed two tokens of each but the first.
     padded = torch.tensor([[5, 0, 0], [6, 7, 8], [1, 2, 8], [4, 1, 8]])

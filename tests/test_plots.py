@@ -105,7 +105,8 @@ def test_the_command_writes_the_figure_and_says_where(tmp_path, capsys, ending):
     [
         ("{}", "x.svg", "holds no results"),
         ('{"rows": []}', "x.svg", "nothing was measured"),
-        ('{"rows": [{"a": 1}]}', "x.svg", "no known kind"),
+        ('{"rows": [{"a": 1}]}', "x.svg", "cannot be drawn"),
+        ('{"rows": [{"part": "tree", "batch": 1}]}', "x.svg", "cannot be drawn"),
         ('{"rows": [{"a": 1}]}', "x.doc", "must be one of"),
     ],
 )

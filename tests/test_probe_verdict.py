@@ -65,8 +65,9 @@ def test_a_target_that_leaves_the_sentence_clears_its_drafter_of_blame():
     assert "after 20% of its answer" in verdicts[-1].because
 
 
-def test_other_text_that_is_guessed_all_the_same_is_no_reproach():
-    assert words(Pair(1000, 6.8, 2.1, 0.0)) == [HEALTHY]
+def test_a_target_that_leaves_the_sentence_gives_no_verdict_however_much_is_guessed():
+    pairs = [Pair(1000, 1.6, 1.5, 0.02), Pair(4000, 6.8, 2.1, 1.0), Pair(16000, 1.0, 0.9, 0.1)]
+    assert words(*pairs) == [UNCLEAR, HEALTHY, UNCLEAR]
 
 
 def test_one_length_says_nothing_of_longer_ones():

@@ -78,7 +78,7 @@ def test_without_metrics_nodes_are_the_rows_of_the_verify(tmp_path, capsys):
         ("hard", ["text is hard", "text is hard"]),
         ("long=9000 long-commit=1", ["healthy", "drafter broken at long context"]),
         ("long=500 long-commit=1", ["drafter broken", "drafter broken"]),
-        ("long=9000 long-commit=1 stray", ["healthy", "no verdict"]),
+        ("long=9000 long-commit=1 stray", ["no verdict", "no verdict"]),
     ],
 )
 def test_commit_tells_hard_text_from_a_broken_drafter(tmp_path, mode, words):

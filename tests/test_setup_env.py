@@ -59,7 +59,7 @@ def test_a_full_disk_is_refused_in_one_line(checkout):
 FAKE_PYTHON = """
 case "$*" in
     "-m venv"*) mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python"; cp "$0" "${@: -1}/bin/pip" ;;
-    "-m pip install"*) echo "$*" >> installed; exit ${PIP_RESULT:-0} ;;
+    "-m pip install"*) echo "$*" >> installed; cp "$0" "$(dirname "$0")/ddtree"; exit ${PIP_RESULT:-0} ;;
 esac
 """
 
@@ -72,6 +72,15 @@ def test_a_finished_environment_is_reused_until_what_it_is_made_from_changes(che
     assert len((checkout / "installed").read_text().splitlines()) == 1
     with open(checkout / "pyproject.toml", "a") as file:
         file.write("\n# changed\n")
+    assert set_up(checkout).returncode == 0
+    assert len((checkout / "installed").read_text().splitlines()) == 2
+
+
+def test_an_environment_whose_package_was_uninstalled_is_completed(checkout):
+    fake_command(checkout / "bin", "python3.11", FAKE_PYTHON)
+    fake_command(checkout / "bin", "df", "echo header; echo /dev/x 1 1 99999999 1% /")
+    assert set_up(checkout).returncode == 0
+    (checkout / ".venv" / "bin" / "ddtree").unlink()
     assert set_up(checkout).returncode == 0
     assert len((checkout / "installed").read_text().splitlines()) == 2
 

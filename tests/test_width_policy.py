@@ -178,6 +178,21 @@ def test_exploration_is_bounded_never_ends_and_leaves_hopeless_widths() -> None:
     assert run.widths[WIDTHS[-1]] == rounds - others, run.widths
 
 
+@pytest.mark.parametrize("untimed", [3, 12, 15, 60])
+def test_a_width_that_brought_no_time_is_looked_at_again(untimed: int) -> None:
+    """As while every answer is so short that each round follows a prefill."""
+    policy, chosen = WidthPolicy(choices(16)), Counter()
+    lengths = {1: 0.0, 2: 0.8, 4: 1.6, 8: 3.0, 16: 5.0}
+    for round_ in range(600):
+        width = policy.choose(4, 2000)
+        chosen[width] += 1
+        expected = None if width == 1 else list(lengths.values())
+        seconds = None if round_ < untimed else 0.01 + 0.0002 * width
+        policy.learn(RoundSeen(4, 2000, width, lengths[width], expected, seconds))
+    assert chosen.most_common(1)[0][0] == 16
+    assert chosen[16] > 400
+
+
 def test_every_width_is_looked_at_before_any_is_judged() -> None:
     policy = WidthPolicy(WIDTHS)
     first = [policy.choose(1, 100) for _ in range(FEW * len(WIDTHS))]
