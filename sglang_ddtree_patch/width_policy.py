@@ -5,8 +5,8 @@ whatever the width, so the best width has the largest ``c(w) / t(w)``. Both are 
 rounds (commit_forecast.py, step_costs.py), so the choice is made on the host and waits for nothing.
 
 Costs are known of what has run only, so now and then a round runs another width: each in turn while the
-server is new, again where that brought no time, then one round in `EXPLORE_EVERY`, if the estimates leave that
-width a chance and what it is expected to lose keeps within `MOST_LOST` of the time.
+server is new, again where that brought no time, then one round in `EXPLORE_EVERY`, if the estimates leave
+that width a chance and what it is expected to lose keeps within `MOST_LOST` of the time.
 """
 
 from __future__ import annotations
