@@ -73,7 +73,7 @@ class PrefillOracle(Oracle):
         tokens, log_probs = [], []
         while len(tokens) < request.max_new_tokens:
             step = replace(request, input_ids=(*request.input_ids, *tokens), max_new_tokens=1)
-            answer = ask(self._server, step)
+            answer = ask(self.server, step)
             tokens += answer.tokens
             log_probs += answer.meta["output_token_logprobs"]
         finish = {"type": "length", "length": len(tokens)}
