@@ -91,7 +91,7 @@ class Round:
             "target's argmax": lambda: self.logits.argmax(-1),
             "accept": lambda: accept_greedy(*self.walk_inputs),
             "commit": lambda: commit_rows(self.buffers, self.slots, self.accepted.rows),
-            "hidden states": lambda: self.hidden.index_select(0, self.accepted.block_rows.flatten()),
+            "hidden states": lambda: self.hidden[self.accepted.block_rows.flatten()],
         }
 
     def check(self) -> None:
