@@ -39,6 +39,7 @@ class FinishConfig:
     block_m: int  # packed rows of a tile
     columns: int  # of the value, a program
     tail_block: int  # keys at a time
+    warps: int
 
 
 def choose_finish_config(
@@ -46,20 +47,20 @@ def choose_finish_config(
 ) -> FinishConfig:
     """The largest tile that still gives most multiprocessors a program, else the smallest.
 
-    Wide heads take fewer rows and keys at a time, so that keys and queries stay within 99 KB of shared
-    memory.
+    A tree of up to 64 rows is one block of keys, so that no look-up or load waits for a block before it.
+    Wide heads take fewer rows at a time.
     """
     wide = key_dim > 128
     width = max(triton.next_power_of_2(value_dim), SMALLEST_DOT)
     tiles = [(32, 256), (16, 256)] if wide else [(64, 128), (32, 128)]
     tiles += [(16, 128), (16, 64)]
-    tail_block = min(max(triton.next_power_of_2(rows), SMALLEST_DOT), 32 if wide else 64)
+    tail_block = min(max(triton.next_power_of_2(rows), SMALLEST_DOT), 64)
     for block_m, columns in tiles:
         columns = min(columns, width)
         programs = batch * kv_heads * triton.cdiv(rows * heads // kv_heads, block_m)
         if programs * triton.cdiv(value_dim, columns) >= sm_count * 3 // 4:
             break
-    return FinishConfig(block_m, columns, tail_block)
+    return FinishConfig(block_m, columns, tail_block, warps=8 if wide and tail_block == 64 else 4)
 
 
 def finish_tree_attention(
@@ -133,7 +134,7 @@ def finish_tree_attention(
         VALUE_DIM=value_dim, CHUNKS=chunks, COLUMNS=config.columns,
         MASK_WORDS=0 if tree_mask is None else tree_mask.shape[2], CAPPED=capped,
         BLOCK_M=config.block_m, TAIL_BLOCK=config.tail_block,
-        num_warps=4, num_stages=2,
+        num_warps=config.warps, num_stages=2,
     )  # fmt: skip
     return out
 

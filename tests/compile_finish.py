@@ -21,7 +21,7 @@ from sglang_ddtree_patch.kernels import tree_attention_finish as public
 from sglang_ddtree_patch.kernels.tree_attention_configs import SHARED_MEMORY, gpu_class
 from sglang_ddtree_patch.kernels.tree_attention_finish import FinishConfig, finish_attention
 
-HOPPER, AMPERE = (9, 0), (8, 0)
+HOPPER, AMPERE, COMPACT = (9, 0), (8, 0), (8, 9)
 # What `choose_finish_config` may return for each kind of head, largest first, with the most keys at a time.
 TILES = {
     "gqa": [(64, 128), (32, 128), (16, 128), (16, 64)],
@@ -52,10 +52,10 @@ def compile_one(
 if __name__ == "__main__":
     tight = "--tight" in sys.argv
     for kind, tiles in TILES.items():
-        capabilities = [HOPPER] if tight or kind == "mla" else [HOPPER, AMPERE]
+        capabilities = [HOPPER] if tight or kind == "mla" else [HOPPER, AMPERE, COMPACT]
         for capability in capabilities:
             for block_m, columns in tiles[:1] if tight else tiles:
-                config = FinishConfig(block_m, columns, 64 if kind == "gqa" else 32)
+                config = FinishConfig(block_m, columns, tail_block=64, warps=4 if kind == "gqa" else 8)
                 report = {
                     "capability": capability,
                     "kind": kind,

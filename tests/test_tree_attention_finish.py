@@ -17,7 +17,7 @@ from sglang_ddtree_patch.kernels.tree_attention_finish import (
 
 HAS_GPU = torch.cuda.is_available()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-SMALL = FinishConfig(block_m=16, columns=16, tail_block=16)
+SMALL = FinishConfig(block_m=16, columns=16, tail_block=16, warps=4)
 
 on_cpu = pytest.param("cpu", torch.float32, marks=pytest.mark.skipif(HAS_GPU, reason="the GPU runs it"))
 # In front of it on a GPU are kernels for 16-bit types alone.
