@@ -4,12 +4,13 @@ SGLang gives it decode and verify of the target (prefill keeps the stock backend
 prefill/decode split) and, where the stock backend cannot draft, the drafter's block forward. Only target
 verify is ours; whatever else is asked of the backend is answered by the wrapped one.
 
-Under CUDA graphs the masks live in one buffer: capture records its address, and every replay is preceded
-by a copy of the live tree's masks into it.
+Under CUDA graphs the masks live in one buffer for each width that graphs are captured for: capture records
+its address, and every replay is preceded by a copy of the live tree's masks into it.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -52,17 +53,22 @@ class DDTreeVerifyBackend:
         self.wrapped = wrapped
         self.kv_pool = runner.token_to_kv_pool
         self.slot_table = runner.req_to_token_pool.req_to_token
-        self._attention = LayerAttention(
-            runner.model,
-            self.kv_pool,
-            self.slot_table,
-            device=runner.device,
-            page_size=get_schedule().page_size,
-            rows=get_spec().speculative_num_draft_tokens,
+        # The choice of kernel depends on the rows, and so does what graphs read: one each a width.
+        self._attention_of = functools.cache(
+            lambda rows: LayerAttention(
+                runner.model,
+                self.kv_pool,
+                self.slot_table,
+                device=runner.device,
+                page_size=get_schedule().page_size,
+                rows=rows,
+            )
         )
+        # Of the forward being run; built now, so that what cannot serve is said at the start.
+        self._attention = self._attention_of(get_spec().speculative_num_draft_tokens)
         self._is_target = not runner.is_draft_worker
         self._tree_masks: torch.Tensor | None = None  # of the forward being run
-        self._mask_buffer: torch.Tensor | None = None  # [max batch, width, words], for graphs
+        self._mask_buffers: dict[int, torch.Tensor] = {}  # by width: [max batch, width, words], for graphs
         self._window_slots: torch.Tensor | None = None  # [rows], where window layers write in their own pool
 
     def __getattr__(self, name: str) -> Any:
@@ -91,8 +97,8 @@ class DDTreeVerifyBackend:
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Allocate what captured graphs of target verify read by address."""
         width = max_num_tokens // max_bs
-        self._mask_buffer = chain_masks(max_bs, width, self.slot_table.device)
-        self._attention.reserve(max_bs, width)
+        self._mask_buffers[width] = chain_masks(max_bs, width, self.slot_table.device)
+        self._attention_of(width).reserve(max_bs, width)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
@@ -114,10 +120,11 @@ class DDTreeVerifyBackend:
         if not forward_batch.forward_mode.is_target_verify():
             self.wrapped.init_forward_metadata_out_graph(forward_batch, in_capture=in_capture)
             return
-        self._tree_masks = self._mask_buffer[: forward_batch.batch_size] if self._is_target else None
+        buffer = self._mask_buffers[rows_of(forward_batch)]
+        self._tree_masks = buffer[: forward_batch.batch_size] if self._is_target else None
         spec_info = forward_batch.spec_info
         if isinstance(spec_info, TreeVerifyInput) and spec_info.tree_masks is not None:
-            self._mask_buffer[: spec_info.tree_masks.shape[0]].copy_(spec_info.tree_masks)
+            buffer[: spec_info.tree_masks.shape[0]].copy_(spec_info.tree_masks)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Record what a verify does once before its layers: each replay does it from the live lengths."""
@@ -128,6 +135,7 @@ class DDTreeVerifyBackend:
 
     def _prepare_layers(self, forward_batch: Any) -> None:
         """What is the same for all layers of a verify."""
+        self._attention = self._attention_of(rows_of(forward_batch))
         self._attention.prepare(forward_batch)
         if isinstance(self.kv_pool, SWAKVPool):
             self._window_slots = self.kv_pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
@@ -213,3 +221,8 @@ class DDTreeVerifyBackend:
         if self._tree_masks is not None or layer.attn_type == AttentionType.ENCODER_ONLY:
             return self._tree_masks
         return chain_masks(batch, rows, self.slot_table.device)
+
+
+def rows_of(forward_batch: Any) -> int:
+    """Rows of each request's block, padded requests included."""
+    return forward_batch.input_ids.shape[0] // forward_batch.batch_size

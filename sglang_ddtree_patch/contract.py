@@ -291,6 +291,11 @@ CONTRACT: tuple[Attribute, ...] = (
         "forward_batch skip_attn_backend_init pp_proxy_tensors reinit_attn_backend split_forward_count",
     ),
     _a(Use.CALL, "model_executor.model_runner", "ModelRunner.prewarm_sampling", ""),
+    _a(Use.READ, "model_executor.model_runner", "ModelRunner.decode_cuda_graph_runner"),
+    _a(
+        Use.CALL, "model_executor.runner.decode_cuda_graph_runner", "DecodeCudaGraphRunner.__init__",
+        "model_runner attn_backend speculative_num_steps speculative_num_draft_tokens record_nolora_graph",
+    ),
     _a(Use.READ, "model_executor.model_runner", "ModelRunner.model_config"),
     _a(Use.READ, "model_executor.model_runner", "ModelRunner.model"),
     _a(Use.READ, "model_executor.model_runner", "ModelRunner.kv_index_translator"),

@@ -46,10 +46,7 @@ class ChosenWidth:
         self._sizes = {width: sizes.of_width(width) for width in self.widths}
         self._policy = WidthPolicy(self.widths)
         self._widths = torch.tensor(self.widths, device=device)
-        logger.info(
-            "DDTREE: each round chooses its width, of %s. All but the last run outside CUDA graphs.",
-            ", ".join(map(str, self.widths)),
-        )
+        logger.info("DDTREE: each round chooses its width, of %s.", ", ".join(map(str, self.widths)))
 
     def choose(self, batch: Any) -> tuple[BlockSizes, int]:
         """The sizes of a batch's next round, and its context as `learn` wants it; waits for nothing."""

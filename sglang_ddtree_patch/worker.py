@@ -45,6 +45,7 @@ from sglang_ddtree_patch.seeded_sampler import SeededSampler, attach_seeds
 from sglang_ddtree_patch.settings import candidates_per_position, widths_are_chosen
 from sglang_ddtree_patch.slots import RoundSlots, SlotPlanner
 from sglang_ddtree_patch.target_choice import adjust_logits, choose_tokens
+from sglang_ddtree_patch.verify_graphs import VerifyGraphs
 from sglang_ddtree_patch.verify_input import DDTreeDraftInput, TreeVerifyInput
 from sglang_ddtree_patch.width_choice import ChosenWidth, FixedWidth
 
@@ -111,6 +112,7 @@ class DDTreeWorker(DFlashWorkerV2):
     def init_cuda_graphs(self) -> None:
         with self._draft_width():
             super().init_cuda_graphs()
+        self._graphs = VerifyGraphs(self.target_worker.model_runner, self._width.widths)
 
     def _maybe_build_draft_sampler(self) -> None:
         """No argmax inside the draft graph: a tree needs the candidates behind the hidden states."""
@@ -239,6 +241,7 @@ class DDTreeWorker(DFlashWorkerV2):
         batch.out_cache_loc = plan.write_ids(target.kv_index_translator, cols=columns)
         committed = batch.seq_lens_cpu, batch.seq_lens_sum
         batch.seq_lens_cpu, batch.seq_lens_sum = host_bound, host_sum
+        self._graphs.use(tree.width)
         forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = committed
         result = self.target_worker.forward_batch_generation(

@@ -185,3 +185,24 @@ def test_a_float8_pool_of_latents_is_written_and_read(apart):
     stored = keys.to(torch.float8_e4m3fn).float()
     expected = verify.expected(query, stored, stored[..., :latent])
     torch.testing.assert_close(out.view(ROWS, HEADS, latent), expected)
+
+
+def test_each_width_has_masks_of_its_own_for_its_graphs():
+    """What graphs of one width have captured by address must outlive the capture of another width."""
+    verified = Round(CpuMHATokenToKVPool(size=SLOTS, layer_num=1, **POOL), layer())
+    verified.backend.init_cuda_graph_state(max_bs=2, max_num_tokens=2 * ROWS)
+    buffers = verified.backend._mask_buffers
+    wide = buffers[ROWS]
+    verified.backend.init_cuda_graph_state(max_bs=2, max_num_tokens=2 * 3)
+    assert buffers[ROWS] is wide
+    narrow_before = buffers[3].clone()
+    verified.backend.init_forward_metadata_out_graph(verified.batch)
+    assert torch.equal(wide[0], verified.masks[0])
+    assert torch.equal(buffers[3], narrow_before)
+    assert verified.backend._tree_masks.data_ptr() == wide.data_ptr()
+
+    verified.masks = ancestor_masks(PARENTS[:, :3], max_depth=3)
+    verified.batch.input_ids, verified.batch.spec_info = torch.zeros(3), verified.tree_input()
+    verified.backend.init_forward_metadata_out_graph(verified.batch)
+    assert torch.equal(buffers[3][0], verified.masks[0])
+    assert verified.backend._tree_masks.data_ptr() == buffers[3].data_ptr()
