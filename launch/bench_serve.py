@@ -25,10 +25,17 @@ from sglang_ddtree_patch.launch.bench_models import (
 )
 from sglang_ddtree_patch.launch.bench_record import Record, open_record
 from sglang_ddtree_patch.launch.bench_run import Job, Row, Session
-from sglang_ddtree_patch.launch.bench_servers import DDTREE, DFLASH, PLAIN, Contender, contender
+from sglang_ddtree_patch.launch.bench_servers import (
+    DDTREE,
+    DDTREE_AUTO,
+    DFLASH,
+    PLAIN,
+    Contender,
+    contender,
+)
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 
-ALGORITHMS = (PLAIN, DFLASH, DDTREE)
+ALGORITHMS = (PLAIN, DFLASH, DDTREE, DDTREE_AUTO)
 KEY = ("model", "algorithm", "width", "temperature", "batch")
 COLUMNS = (*KEY, "tokens_per_second", "accept_length", "step_milliseconds")
 WARM_TOKENS = 32
@@ -53,7 +60,7 @@ def add_parser(subparsers) -> None:
         allow_abbrev=False,
     )
     bench_run.add_common_options(parser)
-    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=(PLAIN, DFLASH, DDTREE))
     parser.add_argument(
         "--width", nargs="+", type=int, default=[16], help="rows of ddtree's verify (default: 16)"
     )
@@ -108,10 +115,11 @@ def measure(session: Session, arguments: argparse.Namespace) -> int:
 
 
 def plan_jobs(session: Session, arguments: argparse.Namespace) -> list[Job]:
-    """Servers in the order of `--algorithms`, one for each width of ddtree."""
+    """Servers in the order of `--algorithms`, one for each width of ddtree; ddtree-auto has the largest."""
+    widths = {DDTREE: arguments.width, DDTREE_AUTO: [max(arguments.width)]}
     jobs = []
     for algorithm in arguments.algorithms:
-        for width in arguments.width if algorithm == DDTREE else (1,):
+        for width in widths.get(algorithm, [1]):
             server = contender(algorithm, width, session.subject, arguments.page_size, session.on_cpu)
             points = [
                 {

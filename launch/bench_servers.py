@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from sglang_ddtree_patch.launch.bench_models import Subject
 from sglang_ddtree_patch.launch.server_process import CPU_ENVIRONMENT
-from sglang_ddtree_patch.settings import ALGORITHM, BACKEND
+from sglang_ddtree_patch.settings import ALGORITHM, AUTO, BACKEND, FIXED, WIDTHS_VARIABLE
 
 # Keeps any plugin, this one included, out of a server that is to be stock.
 STOCK_ENVIRONMENT = {"SGLANG_PLUGINS": "none"}
 
 PLAIN, DFLASH, DDTREE = "plain", "dflash", "ddtree"
+DDTREE_AUTO = "ddtree-auto"  # each round chooses its width
 # The chain on the stock Triton backend at page 1, where tree ports had to run: its verify walks the prefix
 # in one program a head and query tile.
 DFLASH_TRITON_PAGE1 = "dflash-triton-page1"
@@ -23,7 +24,7 @@ class Contender:
     """One server of the comparison."""
 
     algorithm: str  # as rows call it
-    width: int  # rows of a verify, root included; 1 without speculation
+    width: int  # rows of a verify, root included, at most; 1 without speculation
     flags: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     page_size: int | None = None  # None: SGLang's own choice
@@ -37,12 +38,13 @@ def contender(algorithm: str, width: int, subject: Subject, page_size: int, on_c
     drafted = ("--speculative-draft-model-path", subject.draft)
     if algorithm == PLAIN:
         return Contender(PLAIN, 1, (), STOCK_ENVIRONMENT)
-    if algorithm == DDTREE:
+    if algorithm in (DDTREE, DDTREE_AUTO):
+        widths = {WIDTHS_VARIABLE: AUTO if algorithm == DDTREE_AUTO else FIXED}
         flags = (
             "--speculative-algorithm", ALGORITHM, "--attention-backend", BACKEND,
             "--speculative-num-draft-tokens", str(width), *drafted,
         )  # fmt: skip
-        return _paged(Contender(DDTREE, width, flags, page_size=page_size))
+        return _paged(Contender(algorithm, width, flags, widths, page_size))
     chain = ("--speculative-algorithm", "DFLASH", *drafted)
     if algorithm == DFLASH_TRITON_PAGE1:
         flags = (*chain, "--attention-backend", "triton")

@@ -8,6 +8,8 @@ from fake_sglang import COMMIT, FakeTemplate
 
 from sglang_ddtree_patch import cli
 from sglang_ddtree_patch.launch import bench_context, bench_run, bench_serve
+from sglang_ddtree_patch.launch.bench_models import Subject
+from sglang_ddtree_patch.launch.bench_servers import contender
 from sglang_ddtree_patch.launch.ceilings import CeilingsUnknown
 
 SERVE = [
@@ -257,3 +259,12 @@ def test_wrong_options_end_with_two_before_any_server(capsys, arguments, words):
     assert cli.main(["bench", "serve", *arguments]) == 2
     assert words in capsys.readouterr().err
     assert FakeTemplate.started == []
+
+
+def test_chosen_widths_are_one_server_of_the_largest_width(tmp_path):
+    file = tmp_path / "rows.json"
+    chosen = ["--algorithms", "ddtree-auto", "--width", "4", "16", "--json", str(file)]
+    assert cli.main([*SERVE, *chosen]) == 0
+    assert set(names(file, "algorithm", "width")) == {("ddtree-auto", 16)}
+    servers = (contender(name, 16, Subject("", "T", "D"), 64, False) for name in ("ddtree", "ddtree-auto"))
+    assert [server.environment["SGLANG_DDTREE_WIDTHS"] for server in servers] == ["fixed", "auto"]
