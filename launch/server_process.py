@@ -167,11 +167,16 @@ class RunningServer:
 Launcher = Callable[[Sequence[str], Mapping[str, str], Path], RunningServer]
 
 
-def launch_python(arguments: Sequence[str], environment: Mapping[str, str], log_path: Path) -> RunningServer:
+def launch_python(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log_path: Path,
+    program: Sequence[str] = ("-m", "sglang.launch_server"),
+) -> RunningServer:
     """Start the server in a Python of its own."""
     with open(log_path, "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sglang.launch_server", *arguments],
+            [sys.executable, *program, *arguments],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=log,

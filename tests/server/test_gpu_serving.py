@@ -1,4 +1,4 @@
-"""The server on a GPU, in bf16, at page size 64: committed models, 8B shapes, windows, sinks, float8 caches.
+"""`ddtree serve` on a GPU, in bf16, at page size 64: committed models, 8B shapes, windows, sinks, float8.
 
     DDTREE_RESULTS=FILE   where the outcome is written as JSON, for the record in launch/results/
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -24,7 +25,7 @@ from window_targets import SOURCE, gpt_oss, laguna
 
 from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.launch.model_shapes import DUMMY_FLAGS, write_shape
-from sglang_ddtree_patch.launch.server_process import ServerProcess
+from sglang_ddtree_patch.launch.server_process import ServerProcess, launch_python
 
 pytestmark = pytest.mark.gpu
 
@@ -101,6 +102,7 @@ def record() -> Iterator[dict]:
         "device": torch.cuda.get_device_name(),
         "versions": {name: version(name) for name in ("sglang", "torch", "triton")},
         "command": "pytest -m gpu tests/server/test_gpu_serving.py",
+        "ours": "ddtree serve",
         "date": date.today().isoformat(),
         "page_size": PAGE_SIZE, "width": WIDTH, "dtype": "bfloat16", "cases": {},
     }  # fmt: skip
@@ -113,10 +115,7 @@ def record() -> Iterator[dict]:
 def test_bf16_tokens_equal_stock_by_the_bf16_rule(name: str, tmp_path: Path, record: dict) -> None:
     case = CASES[name](tmp_path)
     stock = ["--model-path", str(case.target), *COMMON, *case.flags]
-    ours = [
-        *stock, "--attention-backend", "ddtree-verify", "--speculative-algorithm", "DDTREE",
-        "--speculative-draft-model-path", str(case.draft), "--speculative-num-draft-tokens", str(WIDTH),
-    ]  # fmt: skip
+    ours = [*stock, "--draft", str(case.draft), "--width", str(WIDTH)]
     with started(ours, stock) as (server, oracle):
         answers = ask_all(server, case.requests)
         again = ask_all(server, case.requests)
@@ -132,9 +131,13 @@ def test_bf16_tokens_equal_stock_by_the_bf16_rule(name: str, tmp_path: Path, rec
 
 
 @contextlib.contextmanager
-def started(*flags: list[str]) -> Iterator[list[ServerProcess]]:
-    """Servers started side by side: most of a start is imports and compilation on the host."""
-    servers = [ServerProcess(arguments, ready_timeout=400) for arguments in flags]
+def started(ours: list[str], stock: list[str]) -> Iterator[list[ServerProcess]]:
+    """Both servers, started side by side: most of a start is imports and compilation on the host."""
+    serve = partial(launch_python, program=("-m", "sglang_ddtree_patch.cli", "serve"))
+    servers = [
+        ServerProcess(ours, ready_timeout=900, launcher=serve),
+        ServerProcess(stock, ready_timeout=900),
+    ]
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
         yield list(pool.map(stack.enter_context, servers))
 
@@ -156,6 +159,6 @@ def summary(verdicts: list[Verdict], answers: dict, log: str) -> dict:
             "median_noise": median(verdict.noise for verdict in verdicts),
             "mean_accept_length": round(accepted / rounds, 2),
         },
-        "server": [line.split("] ", 1)[-1] for line in log.splitlines() if "DDTREE: width" in line][:1],
+        "server": [line.split("] ", 1)[-1] for line in log.splitlines() if "DDTREE: " in line],
         "requests": [verdict.as_row() for verdict in verdicts],
     }
