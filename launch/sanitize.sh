@@ -20,7 +20,7 @@ if ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; 
     echo "sanitize: $PYTHON sees no NVIDIA GPU, so no kernel would run." >&2
     exit 1
 fi
-tests=("$PYTHON" -m pytest -q -m gpu -p no:cacheprovider tests/test_sanitized.py)
+tests=("$PYTHON" -m pytest -q -m gpu -p no:cacheprovider tests/kernels/test_sanitized.py)
 
 # Every tensor an allocation of its own, or reading past one's end would find its neighbour in torch's pool.
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1

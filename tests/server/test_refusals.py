@@ -19,7 +19,7 @@ DRAFT = str(model_catalog.path("tiny-gqa") / "draft")
 TARGET = str(model_catalog.path("tiny-gqa") / "target")
 ASK = ["--speculative-algorithm", "DDTREE", "--attention-backend", "ddtree-verify"]
 
-# Every other refusal is checked without a process of its own in tests/test_arguments.py.
+# Every other refusal is checked without a process of its own in tests/unit/test_arguments.py.
 START_REFUSALS = {
     "no draft model": (ASK, "--speculative-draft-model-path PATH"),
     "a width of 0": (

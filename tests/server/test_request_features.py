@@ -1,8 +1,8 @@
 """What a request may ask for beyond greedy text: a DDTREE server gives the very tokens of stock SGLang.
 
 Sampled requests carry a seed, so that even they are compared token for token, which leaves no room for a
-biased draw; tests/test_target_choice.py looks for one by counting. Stock answers one request at a time: its
-seeded draws depend on the parameters of others in the batch.
+biased draw; tests/unit/test_target_choice.py looks for one by counting. Stock answers one request at a time:
+its seeded draws depend on the parameters of others in the batch.
 """
 
 from __future__ import annotations

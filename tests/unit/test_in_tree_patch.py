@@ -1,7 +1,7 @@
 """`ddtree patch` on trees that carry a DDTREE port of their own: both locks open, or nothing is touched.
 
-The toy engine in tests/in_tree_port runs the patched port; the sources of an SGLang release that ports build
-on show that the seams are found there too.
+The toy engine in tests/unit/in_tree_port runs the patched port; the sources of an SGLang release that ports
+build on show that the seams are found there too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang_wheels import unpack
 from sglang_ddtree_patch.patches.unified_diff import parse
 
 PORT = Path(__file__).parent / "in_tree_port"
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 WORKER = "sglang/srt/speculative/dflash_worker.py"
 ARGUMENTS = "sglang/srt/server_args.py"
 REGISTRY = "sglang/srt/layers/attention/attention_registry.py"

@@ -21,7 +21,7 @@ from sglang_ddtree_patch.launch import serve
 from sglang_ddtree_patch.launch.doctor_models import ModelConfig
 from sglang_ddtree_patch.launch.serve_defaults import choose_width, trained_window
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 SGLANG = Path(find_spec("sglang").origin).parent
 GPU = ["--device", "cuda"]  # so that torch is not asked
 

@@ -25,7 +25,7 @@ from sglang_ddtree_patch.contract_check import (
 )
 from sglang_ddtree_patch.releases import NEWEST, RELEASES, SUPPORTED_VERSIONS, Release
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 SGLANG = Path(next(iter(find_spec("sglang").submodule_search_locations)))
 PACKAGE = sorted((REPOSITORY / "sglang_ddtree_patch").glob("**/*.py"))
 KERNELS = sorted((REPOSITORY / "kernels").glob("**/*.py"))

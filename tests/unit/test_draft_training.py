@@ -11,7 +11,7 @@ import torch
 
 from sglang_ddtree_patch import model_catalog
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 # Its modules are scripts beside each other, not part of the package.
 sys.path.insert(0, str(REPOSITORY / "launch" / "training"))
 

@@ -27,7 +27,7 @@ from sglang_ddtree_patch.launch.doctor_probe import Probe, ProbeResult
 from sglang_ddtree_patch.patches.tree import SglangTree
 from sglang_ddtree_patch.releases import NEWEST
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 GPU = {
     "type": "cuda", "name": "NVIDIA H200", "torch": "2.14.1", "cuda": "13.0", "rocm": None,
     "capability": [9, 0], "memory_gib": 139, "count": 1,
@@ -364,7 +364,7 @@ def test_a_patched_sglang_serves_though_it_discovers_no_plugin(healthy, tree, ca
 
 
 def test_a_tree_with_a_ddtree_of_its_own_serves_once_it_is_patched(tmp_path, capsys):
-    root = shutil.copytree(REPOSITORY / "tests" / "in_tree_port", tmp_path / "port")
+    root = shutil.copytree(REPOSITORY / "tests" / "unit" / "in_tree_port", tmp_path / "port")
     code, checks, _ = doctor(capsys, "--root", root)
     assert (code, list(checks)) == (1, ["SGLang", "patches"])
     assert checks["patches"]["advice"] == "Run: ddtree patch apply"
@@ -376,7 +376,7 @@ def test_a_tree_with_a_ddtree_of_its_own_serves_once_it_is_patched(tmp_path, cap
 
 
 def test_an_installed_port_needs_neither_contract_nor_plugin(healthy, tmp_path, capsys):
-    root = shutil.copytree(REPOSITORY / "tests" / "in_tree_port", tmp_path / "port")
+    root = shutil.copytree(REPOSITORY / "tests" / "unit" / "in_tree_port", tmp_path / "port")
     healthy.setattr(doctor_sglang, "find_tree", lambda _: SglangTree(root / "sglang"))
     healthy.delattr(doctor_sglang, "Probe")
     ddtree_patch("apply", "--root", root)

@@ -1,8 +1,8 @@
 """Compile the table's configurations of tree attention for GPUs that need not be here.
 
-    python tests/compile_tree_attention.py          every entry and variant for every capability
-    python tests/compile_tree_attention.py --tight  those that come nearest to the GPU's shared memory,
-                                                    as far as that is known
+    python tests/kernels/compile_tree_attention.py          every entry and variant for every capability
+    python tests/kernels/compile_tree_attention.py --tight  those that come nearest to the GPU's shared
+                                                            memory, as far as that is known
 
 Prints one JSON line each: capability, kind, bytes an element, variant, configuration, shared memory used and
 allowed.

@@ -1,6 +1,6 @@
 """Compile the Hopper kernels of tree attention without a GPU and print what the assembler says of each.
 
-    python tests/compile_tree_attention_hopper.py
+    python tests/kernels/compile_tree_attention_hopper.py
 
 One JSON line a configuration: kind, rows, programs meant for a multiprocessor, shared memory and spills in
 bytes, warnings.

@@ -11,7 +11,7 @@ import pytest
 
 from sglang_ddtree_patch.contract import SUPPORTED_VERSION
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDERS_BELOW_PACKAGE = ("kernels", "patches", "launch")
 CARRIED = (".py", ".patch", "SHA256SUMS", "_prompts.json", "_prompts_more.json")
 

@@ -1,7 +1,7 @@
 """Compile the launch that finishes a vendor's prefix for GPUs that need not be here.
 
-    python tests/compile_finish.py          every tile shape for the GPUs that a vendor's kernel serves
-    python tests/compile_finish.py --tight  the largest tile of each kind of head on Hopper
+    python tests/kernels/compile_finish.py          every tile shape for GPUs that a vendor's kernel serves
+    python tests/kernels/compile_finish.py --tight  the largest tile of each kind of head on Hopper
 
 Prints one JSON line each: capability, tile, shared memory used and allowed.
 """

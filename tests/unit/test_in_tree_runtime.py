@@ -1,6 +1,6 @@
 """What a patched port calls: masks read from SGLang's, graphs, and refusals where a port is not as expected.
 
-tests/test_in_tree_patch.py runs a whole patched port; here are the cases that one does not meet.
+tests/unit/test_in_tree_patch.py runs a whole patched port; here are the cases that one does not meet.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch import bench_models, int8_rows
 from sglang_ddtree_patch.launch.smollm2 import check, convert, gguf_file, prepare, source
 
-DOWNLOADS = Path(__file__).resolve().parent.parent / ".cache"
+DOWNLOADS = Path(__file__).resolve().parents[2] / ".cache"
 
 
 def small_gguf(
