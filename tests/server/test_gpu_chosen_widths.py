@@ -41,12 +41,15 @@ def test_changing_widths_equal_stock_by_the_bf16_rule(name: str, forced: bool) -
     servers = [
         ServerProcess(ours, environment=environment, ready_timeout=500),
         ServerProcess(stock, ready_timeout=500),
+        ServerProcess([*stock, "--attention-backend", "triton"], ready_timeout=500),
     ]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        server, oracle = pool.map(stack.enter_context, servers)
+        server, oracle, other = pool.map(stack.enter_context, servers)
         for _ in range(3):
             answers = ask_all(server, case.requests)
-            verdicts = [compare(oracle, request, answers[request.name].tokens) for request in case.requests]
+            verdicts = [
+                compare(oracle, other, request, answers[request.name].tokens) for request in case.requests
+            ]
             assert all(verdict.is_lossless for verdict in verdicts), verdicts
         assert used_tokens(server) == 0
         run = Metrics(server).by_label("ddtree_rounds_total", "width")

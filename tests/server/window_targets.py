@@ -51,7 +51,7 @@ def laguna(folder: Path) -> Path:
     return write_model(folder, config, weights)
 
 
-def gpt_oss(folder: Path) -> Path:
+def gpt_oss(folder: Path, dtype: str = "float32") -> Path:
     """gpt-oss with random weights: windows, sinks, biases and experts."""
     config = source_config() | {
         "architectures": ["GptOssForCausalLM"],
@@ -64,7 +64,7 @@ def gpt_oss(folder: Path) -> Path:
         "layer_types": LAYER_TYPES,
         "sliding_window": WINDOW,
         "tie_word_embeddings": False,
-        "torch_dtype": "float32",  # SGLang makes these layers by the config, whatever --dtype says
+        "torch_dtype": dtype,  # SGLang makes these layers by the config, whatever --dtype says
     }
     del config["use_sliding_window"]
     hidden, inner, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
