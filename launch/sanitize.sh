@@ -26,7 +26,8 @@ tests=("$PYTHON" -m pytest -q -m gpu -p no:cacheprovider tests/kernels/test_sani
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 "${tests[@]}" # compiles the kernels, so that the tools need not watch it
 [ $# -gt 0 ] || set -- memcheck racecheck
+# Calls that fail without harm, such as asking a driver for what a newer one has, are not errors of kernels.
 for tool in "$@"; do
     echo "sanitize: $tool"
-    "$SANITIZER" --tool "$tool" --error-exitcode 1 "${tests[@]}"
+    "$SANITIZER" --tool "$tool" --report-api-errors no --error-exitcode 1 "${tests[@]}"
 done

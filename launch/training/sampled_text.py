@@ -1,65 +1,23 @@
 """The target's own text: prompts answered in batches, kept in pieces so that a run can be taken up again.
 
 A drafter has to agree with its target and not with books, so it learns from what the target writes. Each
-piece is one batch of prompts of nearly one length, padded on the left. Rows are greedy or sampled at one of
-`TEMPERATURES`, in turn.
+piece is one batch of prompts of nearly one length, greedy or sampled at one of `TEMPERATURES`, in turn.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from answers import Answerer
 from fit import Unfinished, save_whole
 
 TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
 SHORTEST = 8  # tokens of an answer worth learning from
-
-
-@torch.no_grad()
-def continue_batch(
-    model, prompts: Sequence[list[int]], temperatures: Sequence[float], new_tokens: int, end_ids, device: str
-) -> list[list[int]]:
-    """Continue every prompt by at most `new_tokens`, its end token included; returns the new tokens alone."""
-    longest = max(map(len, prompts))
-    pad = next(iter(end_ids))
-    ids = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts], device=device)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    mask = (torch.arange(longest, device=device) >= longest - lengths[:, None]).long()
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    heat = torch.tensor(temperatures, device=device, dtype=torch.float32)[:, None]
-    ends = torch.tensor(sorted(end_ids), device=device)
-    step, cache, made = ids, None, []
-    is_done = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    for count in range(new_tokens):
-        out = model(
-            input_ids=step,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache, logits = out.past_key_values, out.logits[:, -1].float()
-        # The largest of logits / T plus Gumbel noise is a draw at temperature T.
-        noise = -torch.log(-torch.log(torch.rand_like(logits).clamp(1e-20, 1 - 1e-7)))
-        step = (logits + heat * noise).argmax(-1, keepdim=True)
-        made.append(step)
-        is_done |= torch.isin(step[:, 0], ends)
-        if count % 16 == 15 and is_done.all():  # each look waits for the device
-            break
-        mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
-        positions = positions[:, -1:] + 1
-    rows = torch.cat(made, dim=1).tolist()
-    return [cut(row, end_ids) for row in rows]
-
-
-def cut(tokens: list[int], end_ids) -> list[int]:
-    """Up to and with the first end token."""
-    end = next((i for i, token in enumerate(tokens) if token in end_ids), len(tokens))
-    return tokens[: end + 1]
 
 
 def batches(prompts: Sequence[list[int]], new_tokens: int, most_tokens: int, most_rows: int):
@@ -75,14 +33,12 @@ def batches(prompts: Sequence[list[int]], new_tokens: int, most_tokens: int, mos
 
 
 def write_own_text(
-    load_model,
+    answerer: Answerer,
     groups: Sequence[list[list[int]]],
     folder: Path,
     new_tokens: int,
-    end_ids,
-    device,
-    minutes,
-    until,
+    minutes: float,
+    until: float,
 ) -> None:
     """Answer group after group until all are done or `minutes` are spent, one file each.
 
@@ -94,27 +50,42 @@ def write_own_text(
     if finished.exists():
         return
     used = float(spent.read_text()) if spent.exists() else 0.0
-    started, model, total = time.time() - used, load_model(), 0
-    for index, prompts in enumerate(groups):
-        path = folder / f"piece-{index:04d}.pt"
-        if not path.exists():
-            if time.time() - started > 60 * minutes:
-                break
-            if time.time() > until:
-                raise Unfinished(f"own text: {index} of {len(groups)} pieces are done")
-            temperatures = [TEMPERATURES[row % len(TEMPERATURES)] for row in range(len(prompts))]
-            answers = continue_batch(model, prompts, temperatures, new_tokens, end_ids, device)
-            pairs = zip(prompts, answers, strict=True)
+    started, total = time.time() - used, 0
+    paths = [folder / f"piece-{index:04d}.pt" for index in range(len(groups))]
+    todo = [(prompts, path) for prompts, path in zip(groups, paths, strict=True) if not path.exists()]
+    if time.time() > until:
+        raise Unfinished(f"own text: {len(groups) - len(todo)} of {len(groups)} pieces are done")
+
+    with answerer as answer, ThreadPoolExecutor(answerer.at_once) as pool:
+        asked: deque = deque()
+
+        def keep_oldest() -> None:
+            nonlocal total
+            prompts, path, future = asked.popleft()
+            pairs = zip(prompts, future.result(), strict=True)
             kept = [(len(p), p + a) for p, a in pairs if len(a) >= SHORTEST]
             save_whole(kept, path)
             total += sum(len(ids) - first for first, ids in kept)
             seconds = time.time() - started
             spent.write_text(f"{seconds:.1f}")
             print(
-                f"[own text] piece {index + 1} of {len(groups)}, {total:,} tokens, {seconds:.0f} s "
-                f"of at most {60 * minutes:.0f}",
+                f"[own text] piece {paths.index(path) + 1} of {len(groups)}, {total:,} tokens, "
+                f"{seconds:.0f} s of at most {60 * minutes:.0f}",
                 flush=True,
             )
+
+        for prompts, path in todo:
+            if len(asked) == answerer.at_once:
+                keep_oldest()
+            if time.time() - started > 60 * minutes or time.time() > until:
+                break
+            temperatures = [TEMPERATURES[row % len(TEMPERATURES)] for row in range(len(prompts))]
+            asked.append((prompts, path, pool.submit(answer, prompts, temperatures, new_tokens)))
+        while asked:
+            keep_oldest()
+    done = sum(path.exists() for path in paths)
+    if done < len(groups) and time.time() - started <= 60 * minutes:
+        raise Unfinished(f"own text: {done} of {len(groups)} pieces are done")
     finished.write_text("")
 
 

@@ -2,8 +2,8 @@
 
     python launch/training/train_drafter.py --target FOLDER --out RUN --minutes 25
 
-Needs this package, torch, transformers and safetensors; SGLang is not used. Stages, each skipped when its
-result is already under --out:
+Needs this package, torch, transformers and safetensors; SGLang for quick answers. Stages, each skipped when
+its result is already under --out:
 
     prompts   many, of several kinds (prompts.py)
     own       the target's own text, answered in pieces (sampled_text.py): a fifth of --minutes at most
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import random
 import sys
@@ -28,6 +29,7 @@ from pathlib import Path
 
 import torch
 from acceptance import Text, evaluate
+from answers import PlainAnswers, ServedAnswers, continue_batch
 from card import model_card
 from drafter import Drafter, draft_config, draft_loss
 from export import write_json
@@ -36,7 +38,7 @@ from hf_target import HFTarget
 from optimizers import muon
 from prompts import make_prompts
 from safetensors.torch import load_file
-from sampled_text import batches, continue_batch, draw_batch, read_own_text, write_own_text
+from sampled_text import batches, draw_batch, read_own_text, write_own_text
 from targets import features
 
 from sglang_ddtree_patch.launch.int8_rows import expand, write_packed
@@ -63,10 +65,15 @@ def parse() -> argparse.Namespace:
     drafter.add_argument("--features", type=int, default=5, help="target layers it sees")
     drafter.add_argument("--mask-token", help="a special token without a role; found by itself")
     own = parser.add_argument_group("the target's own text")
-    own.add_argument("--prompts", type=int, default=24_000)
+    own.add_argument(
+        "--answers",
+        choices=("sglang", "plain"),
+        help="who writes it: SGLang if it is installed, or plain PyTorch",
+    )
+    own.add_argument("--prompts", type=int, default=40_000)
     own.add_argument("--own-tokens", type=int, default=384, help="new tokens an answer, at most")
-    own.add_argument("--batch-tokens", type=int, default=600_000, help="prompts and answers of a batch")
-    own.add_argument("--batch-rows", type=int, default=1024)
+    own.add_argument("--batch-tokens", type=int, default=200_000, help="prompts and answers of a batch")
+    own.add_argument("--batch-rows", type=int, default=256)
     own.add_argument("--longest", type=int, default=4096, help="tokens of a prompt, at most")
     training = parser.add_argument_group("training")
     training.add_argument("--steps", type=int, default=100_000, help="stop after so many steps")
@@ -122,18 +129,17 @@ class Run:
             groups = list(batches(ids, args.own_tokens, args.batch_tokens, args.batch_rows))
             random.Random(0).shuffle(groups)  # of all lengths, however few there is time for
             write_own_text(
-                target.model,
-                groups,
-                folder,
-                args.own_tokens,
-                target.end_ids,
-                self.device,
-                OWN_SHARE * args.minutes,
-                self.until,
+                self.answerer(), groups, folder, args.own_tokens, OWN_SHARE * args.minutes, self.until
             )
         texts = read_own_text(folder)
         tokens = sum(len(ids) - first for first, ids in texts)
         self.note(own_text={"answers": len(texts), "tokens": tokens, "seconds": read_seconds(folder)})
+
+    def answerer(self) -> ServedAnswers | PlainAnswers:
+        has_sglang = importlib.util.find_spec("sglang") is not None
+        if (self.args.answers or ("sglang" if has_sglang else "plain")) == "sglang":
+            return ServedAnswers(self.args.target, self.target.end_ids, self.device)
+        return PlainAnswers(self.target.model, self.target.end_ids, self.device)
 
     def train(self) -> None:
         args, path = self.args, self.args.out / "drafter.pt"
@@ -248,6 +254,9 @@ def main() -> int:
     args = parse()
     if args.device == "cpu":
         torch.set_num_threads(1)
+    else:
+        # cuDNN's attention fails in the backward pass with a mask (torch 2.14.1).
+        torch.backends.cuda.enable_cudnn_sdp(False)
     run = Run(args)
     try:
         for stage in (run.prompts, run.own, run.train, run.export, run.evaluate, run.card):

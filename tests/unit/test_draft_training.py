@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "launch" / "training"))
 
 import acceptance  # noqa: E402
+import answers  # noqa: E402
 import drafter as drafting  # noqa: E402
 import fit as fitting  # noqa: E402
 import prompts as prompting  # noqa: E402
@@ -87,16 +88,16 @@ def test_padded_prompts_are_continued_as_each_would_be_alone(target, model):
         target.tokenizer(text)["input_ids"] for text in ("def close(self):\n", "class Queue:\n    '''A")
     ]
     assert len(prompts[0]) != len(prompts[1])
-    together = sampled_text.continue_batch(model, prompts, [0.0, 0.0], 24, target.end_ids, "cpu")
+    together = answers.continue_batch(model, prompts, [0.0, 0.0], 24, target.end_ids, "cpu")
     for prompt, found in zip(prompts, together, strict=True):
         alone = targets.greedy(model, torch.tensor([prompt]), 24)[0, len(prompt) :].tolist()
-        assert found == sampled_text.cut(alone, target.end_ids)
+        assert found == answers.cut(alone, target.end_ids)
 
 
 def test_sampled_rows_follow_the_targets_distribution(target, model):
     torch.manual_seed(0)
     prompt = target.tokenizer("def ")["input_ids"]
-    rows = sampled_text.continue_batch(model, [prompt] * 4000, [1.0] * 4000, 1, target.end_ids, "cpu")
+    rows = answers.continue_batch(model, [prompt] * 4000, [1.0] * 4000, 1, target.end_ids, "cpu")
     expected = model(input_ids=torch.tensor([prompt])).logits[0, -1].softmax(-1)
     found = torch.bincount(torch.tensor(rows)[:, 0], minlength=len(expected)) / 4000
     assert (found - expected).abs().max() < 5 * math.sqrt(0.25 / 4000)
@@ -124,9 +125,8 @@ def test_own_text_goes_on_where_it_ended(target, model, tmp_path, capsys):
     groups = [[target.tokenizer(text)["input_ids"]] for text in ("def a", "def b", "def c")]
 
     def write(until: float) -> None:
-        sampled_text.write_own_text(
-            lambda: model, groups, tmp_path, 16, target.end_ids, "cpu", minutes=5, until=until
-        )
+        answerer = answers.PlainAnswers(lambda: model, target.end_ids, "cpu")
+        sampled_text.write_own_text(answerer, groups, tmp_path, 16, minutes=5, until=until)
 
     with pytest.raises(fitting.Unfinished, match="0 of 3"):
         write(until=0)
