@@ -40,7 +40,6 @@ test-fast: env
 
 test-lint: env
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 
 test-types: env
 	tests/check_types.sh $(BIN)/mypy
