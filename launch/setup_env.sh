@@ -44,12 +44,47 @@ if [[ ! -f $stamp ]]; then
 fi
 
 echo "setup: installing SGLang and this package into $venv with $("$python" --version): 11 GB, once."
-echo "setup: this takes 5 to 15 minutes; for most of the second half, unpacking, pip says nothing."
+echo "setup: this takes 3 to 15 minutes."
 if [[ ! -x $venv/bin/pip ]]; then
     "$python" -m venv --clear "$venv" ||
         fail "$python could not make $venv. On Debian and Ubuntu it needs the package $(basename "$python")-venv."
 fi
-"$venv/bin/python" -m pip install --no-input --disable-pip-version-check --editable '.[sglang,test]' ||
-    fail "pip could not install SGLang; its message is above. Run the same command again to go on from here."
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+what=(--editable '.[sglang,test]')
+
+# What pip is told by its files and variables under a name, the first of them: uv reads none of it.
+setting() {
+    "${pip[@]}" config list | sed -nE "s/^[a-z:]+\.$1='(.*)'\$/\1/p" | head -n 1 | sed 's/\\n/ /g'
+}
+
+# uv downloads and unpacks side by side, in a third of pip's time, and takes packages from where pip does.
+install_with_uv() {
+    "${pip[@]}" install --no-input --quiet uv || return
+    local options=(--index-strategy unsafe-best-match --cache-dir "$venv/.uv-cache") name value
+    for name in index-url extra-index-url find-links constraint trusted-host; do
+        for value in $(setting "$name"); do
+            options+=("--${name/trusted-host/allow-insecure-host}" "$value")
+        done
+    done
+    local certificates
+    certificates=$(setting cert)
+    env ${certificates:+SSL_CERT_FILE="$certificates"} \
+        "$venv/bin/uv" pip install --python "$venv/bin/python" "${options[@]}" "${what[@]}" || return
+    rm -rf "$venv/.uv-cache"
+    compile_large_packages
+}
+
+# uv compiles nothing and pip everything: minutes. These are most of what a server imports, the rest can wait.
+compile_large_packages() {
+    local packages
+    packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    "$venv/bin/python" -m compileall -q -j 0 "$packages"/{torch,sglang,transformers} || true
+}
+
+if ! install_with_uv; then
+    echo "setup: uv could not install SGLang, pip goes on; for most of its time, unpacking, it says nothing."
+    "${pip[@]}" install --no-input "${what[@]}" ||
+        fail "pip could not install SGLang; its message is above. Run the same command again to go on from here."
+fi
 echo "$wanted" >"$stamp"
 echo "setup: $venv is ready."

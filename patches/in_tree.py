@@ -124,7 +124,10 @@ def _mentions_ddtree(data: bytes) -> bool:
 
 def _look(port: Port, source: Source) -> None:
     for found in find_locks(source):
-        (port.locks if isinstance(found, Lock) else port.unclear).append(found)
+        if isinstance(found, Lock):
+            port.locks.append(found)
+        else:
+            port.unclear.append(found)
     for node in ast.walk(source.tree):
         if isinstance(node, ast.FunctionDef) and node.name == VERIFY_SEAM and len(node.args.args) == 2:
             port.verify_seams.append((source, node))
@@ -138,8 +141,9 @@ def _commit_calls(tree: ast.Module) -> Iterator[tuple[ast.stmt, ast.Call]]:
         if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
             continue
         for node in ast.walk(statement):
-            is_verify = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            if is_verify and node.func.attr == "verify" and all(_argument(node, n) for n in _VERIFY_TAKES):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if node.func.attr == "verify" and all(_argument(node, name) for name in _VERIFY_TAKES):
                 yield statement, node
 
 
@@ -173,8 +177,10 @@ def _route_verify(source: Source, function: ast.FunctionDef) -> None:
 
 
 def _route_commit(source: Source, statement: ast.stmt, call: ast.Call) -> None:
-    owner, batch = source.text(call.func.value), source.text(_argument(call, "batch"))
-    page_size = _argument(call, "page_size")
+    function, batch, page_size = call.func, _argument(call, "batch"), _argument(call, "page_size")
+    assert isinstance(function, ast.Attribute)  # `_commit_calls` has seen to all three
+    assert batch is not None
+    assert page_size is not None
     source.insert_before(
         statement,
         [
@@ -183,5 +189,6 @@ def _route_commit(source: Source, statement: ast.stmt, call: ast.Call) -> None:
             "",
         ],
     )
-    source.replace(call.func, f"committing({owner}, {batch}, {source.text(page_size)})")
+    owner, arguments = source.text(function.value), f"{source.text(batch)}, {source.text(page_size)}"
+    source.replace(function, f"committing({owner}, {arguments})")
     source.replace(page_size, "1")

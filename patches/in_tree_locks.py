@@ -123,7 +123,7 @@ def _judge(source: Source, statement: ast.stmt, body: list[ast.stmt]) -> Lock | 
         kinds = _kinds(statement.test, is_refusal=True)
     else:
         return None
-    demands = frozenset(kinds - {None})
+    demands = frozenset(kind for kind in kinds if kind is not None)
     if not demands:
         return None
     if None in kinds:

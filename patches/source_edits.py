@@ -39,14 +39,14 @@ class Source:
     def _line_end(self) -> bytes:
         return b"\r\n" if b"\r\n" in self.data else b"\n"
 
-    def where(self, node: ast.AST) -> str:
+    def where(self, node: ast.stmt | ast.expr) -> str:
         return f"{self.path}, line {node.lineno}"
 
-    def text(self, node: ast.AST) -> str:
+    def text(self, node: ast.stmt | ast.expr) -> str:
         start, end = self._span(node)
         return self.data[start:end].decode()
 
-    def replace(self, node: ast.AST, text: str) -> None:
+    def replace(self, node: ast.stmt | ast.expr, text: str) -> None:
         self._edits.append((*self._span(node), text.encode()))
 
     def insert_before(self, statement: ast.stmt, lines: list[str]) -> None:
@@ -69,21 +69,26 @@ class Source:
         ast.parse(data)
         return data
 
-    def _span(self, node: ast.AST) -> tuple[int, int]:
-        return (
-            self._line_starts[node.lineno - 1] + node.col_offset,
-            self._line_starts[node.end_lineno - 1] + node.end_col_offset,
-        )
+    def _span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
+        last, column = _end(node)
+        return self._line_starts[node.lineno - 1] + node.col_offset, self._line_starts[last - 1] + column
 
     def _whole_lines(self, statement: ast.stmt) -> tuple[int, int]:
         """The lines of a statement, which must be alone on them."""
-        first, last = self._lines[statement.lineno - 1], self._lines[statement.end_lineno - 1]
-        before = first[: statement.col_offset]
-        after = last[statement.end_col_offset :].strip()
+        last, column = _end(statement)
+        before = self._lines[statement.lineno - 1][: statement.col_offset]
+        after = self._lines[last - 1][column:].strip()
         if before.strip() or (after and not after.startswith(b"#")):
             raise SourceError(f"{self.where(statement)}: another statement shares the line")
-        return self._line_starts[statement.lineno - 1], self._line_starts[statement.end_lineno]
+        return self._line_starts[statement.lineno - 1], self._line_starts[last]
 
     def _indented(self, statement: ast.stmt, lines: list[str]) -> bytes:
         indent = self._lines[statement.lineno - 1][: statement.col_offset]
         return b"".join((indent + line.encode()).rstrip() + self._line_end for line in lines)
+
+
+def _end(node: ast.stmt | ast.expr) -> tuple[int, int]:
+    """Line and column behind a node; the parser knows them of every node that it makes."""
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return node.end_lineno, node.end_col_offset

@@ -17,6 +17,7 @@ from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 
 SERVER_TESTS = Path(__file__).parent / "server"
+REGRESSION_TESTS = Path(__file__).parent / "regression"
 
 # Without a GPU our Triton kernels run in its interpreter, which Triton must know before it is imported, and
 # SGLang's compiled functions run as they stand.
@@ -26,14 +27,27 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    limit_coverage(items)
     for item in items:
-        if SERVER_TESTS in item.path.parents:
+        if not {SERVER_TESTS, REGRESSION_TESTS}.isdisjoint(item.path.parents):
             item.add_marker(pytest.mark.server)
     items.sort(key=lambda item: item.get_closest_marker("server") is not None)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
+
+
+def limit_coverage(items: list[pytest.Item]) -> None:
+    """Measure the first and the last case of each test: measuring doubles their time, others add no line."""
+    ends: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not item.get_closest_marker("gpu"):
+            ends.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    measured = {item.nodeid for cases in ends.values() for item in (cases[0], cases[-1])}
+    for item in items:
+        if item.nodeid not in measured:
+            item.add_marker(pytest.mark.no_cover)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -13,12 +14,16 @@ def wheel(version: str) -> Path:
     found = sorted(CACHE.glob(f"sglang-{version}-*.whl"))
     if not found:
         CACHE.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-            "--only-binary", ":all:", "--dest", CACHE, f"sglang=={version}",
-        ]  # fmt: skip
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert result.returncode == 0, f"these tests need SGLang's wheels:\n{result.stderr}"
+        # Aside, as another worker may want the same wheel and must not find half of it.
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            command = [
+                sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet",
+                "--no-deps", "--only-binary", ":all:", "--dest", folder, f"sglang=={version}",
+            ]  # fmt: skip
+            result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            assert result.returncode == 0, f"these tests need SGLang's wheels:\n{result.stderr}"
+            for file in Path(folder).iterdir():
+                file.replace(CACHE / file.name)
         found = sorted(CACHE.glob(f"sglang-{version}-*.whl"))
     return found[0]
 

@@ -17,10 +17,10 @@ from compile_tree_attention import CompileOnly, DriverOf
 
 from sglang_ddtree_patch.kernels import accept_kernel, candidates_kernel, commit, slots_kernel, tree_kernel
 
-CAPABILITIES = [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]
-# Width, block, candidates: one for each power of two of rows, up to the largest of each.
+CAPABILITIES = [(8, 0), (9, 0), (10, 0), (12, 0)]
+# Width, block, candidates: the least, the usual, and the largest of each, whose masks have several words.
 VOCABULARY = 151936
-SIZES = [(1, 1, 1), (17, 16, 8), (64, 16, 8), (100, 8, 64), (256, 32, 64)]
+SIZES = [(1, 1, 1), (17, 16, 8), (256, 32, 64)]
 
 
 def memory_order(ptx: str) -> list[str]:

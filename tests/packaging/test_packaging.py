@@ -1,5 +1,6 @@
 """What an installation holds: one importable name, the repository's folders below it, the models' files."""
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -95,6 +96,62 @@ def test_an_unpacked_wheel_imports_its_folders_from_itself(built, tmp_path):
     zipfile.ZipFile(built["wheel"]).extractall(tmp_path)
     code = "import sglang_ddtree_patch.launch.serve as m; print(m.__file__)"
     assert run_python(code, cwd=Path("/"), path=tmp_path).startswith(str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def clean(built, tmp_path_factory) -> Path:
+    """The programs of an environment that holds Python and the wheel alone: neither SGLang nor torch."""
+    environment = tmp_path_factory.mktemp("clean")
+    programs = environment / "bin"
+    succeed(sys.executable, "-m", "venv", "--without-pip", environment)
+    pip = [sys.executable, "-m", "pip", "--python", programs / "python"]
+    succeed(*pip, "install", "--no-index", built["wheel"])
+    return programs
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess:
+    """A command outside the checkout, of which it has no variable either."""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True)
+
+
+def succeed(*command: str | Path) -> str:
+    result = run(*command)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_an_installed_wheel_is_found_by_its_entry_points_and_shadows_nothing(clean):
+    code = """
+import importlib.metadata, importlib.util, json
+groups = ("sglang.srt.plugins", "sglang.srt.platforms", "console_scripts")
+points = {group: importlib.metadata.entry_points(group=group) for group in groups}
+every = [point for found in points.values() for point in found]
+print(json.dumps({
+    **{group: [point.name for point in found] for group, found in points.items()},
+    "without a module": [point.value for point in every if not importlib.util.find_spec(point.module)],
+    "command loads": callable(next(iter(points["console_scripts"])).load()),
+    "shadowed": [top for top in ("kernels", "patches", "launch", "tests") if importlib.util.find_spec(top)],
+}))
+"""
+    assert json.loads(succeed(clean / "python", "-c", code)) == {
+        "sglang.srt.plugins": ["ddtree"],
+        "sglang.srt.platforms": ["ddtree_cpu"],
+        "console_scripts": ["ddtree"],
+        "without a module": [],
+        "command loads": True,
+        "shadowed": [],
+    }
+
+
+def test_the_command_of_an_installed_wheel_finds_its_models_and_says_what_is_missing(clean):
+    folder = Path(succeed(clean / "ddtree", "models", "path", "tiny-gqa").strip())
+    assert folder.is_relative_to(clean.parent)
+    assert (folder / "target" / "model.safetensors").exists()
+    served = run(clean / "ddtree", "serve", "--model-path", folder / "target", "--draft", folder / "draft")
+    assert served.returncode != 0
+    assert "Traceback" not in served.stderr
+    assert "sglang" in served.stderr.lower()
 
 
 @pytest.mark.parametrize("cwd", [REPOSITORY, Path("/")], ids=["from the checkout", "from elsewhere"])

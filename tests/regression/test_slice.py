@@ -11,7 +11,6 @@ from soak import OurServer, judged_cases, reproducer, run_case
 
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 
-pytestmark = pytest.mark.server
 MODEL = "tiny-gqa"
 CASES = 3
 # Planted paths and retraction under the overlap scheduler; single slots and short drafts under the other.

@@ -15,17 +15,12 @@ from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 
-DRAFT = str(model_catalog.path("tiny-gqa") / "draft")
 TARGET = str(model_catalog.path("tiny-gqa") / "target")
 ASK = ["--speculative-algorithm", "DDTREE", "--attention-backend", "ddtree-verify"]
 
 # Every other refusal is checked without a process of its own in tests/unit/test_arguments.py.
 START_REFUSALS = {
     "no draft model": (ASK, "--speculative-draft-model-path PATH"),
-    "a width of 0": (
-        [*ASK, "--speculative-draft-model-path", DRAFT, "--speculative-num-draft-tokens", "0"],
-        "from 1 to 256",
-    ),
     "a draft that is not DFlash": (
         [*ASK, "--speculative-draft-model-path", TARGET],
         "is not a plain DFlash drafter",

@@ -130,7 +130,7 @@ def test_window_layers_verify_and_commit_exactly(
         accepted = sum(answer.meta["spec_num_correct_drafts"] for answer in answers.values())
         assert accepted / rounds > 3.5
         # Prefix hits: what is left of the prompts' windows in the prefix cache.
-        assert_same(expected, ask_all(server, REQUESTS))
+        assert_same(expected, ask_all(server, REQUESTS[3:]))
         assert used_tokens(server) == 0
 
 
@@ -169,7 +169,7 @@ def test_a_drafter_with_windows_drafts_as_on_a_stock_backend(
     template: ServerTemplate, stock_gqa: Oracle, tmp_path: Path, window: int, settings: dict
 ) -> None:
     drafter = windowed_drafter(tmp_path / "drafter", window, **settings)
-    requests = [replace(request, extra={}) for request in REQUESTS]
+    requests = [replace(request, extra={}) for request in REQUESTS[::2]]
     counts = []
     for backend in ("ddtree-verify", "triton"):
         arguments = ddtree_flags(
