@@ -50,6 +50,10 @@ def _register() -> None:
     from sglang_ddtree_patch.algorithm import DDTreeAlgorithm
     from sglang_ddtree_patch.allocation import row_headroom
     from sglang_ddtree_patch.arguments import put_backend_in_front, take_backend_out
+    from sglang_ddtree_patch.finish import (
+        continue_from_what_was_shown,
+        finish_where_plain_decoding_would,
+    )
     from sglang_ddtree_patch.requests import validate_request
 
     add_attention_backend_choices([BACKEND])
@@ -73,6 +77,16 @@ def _register() -> None:
         "SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
         _settle_round,
         HookType.AFTER,
+    )
+    HookRegistry.register(
+        "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+        finish_where_plain_decoding_would,
+        HookType.AROUND,
+    )
+    HookRegistry.register(
+        "sglang.srt.session.session_controller.Session._concat_token_arrays",
+        continue_from_what_was_shown,
+        HookType.AROUND,
     )
 
 
