@@ -174,6 +174,17 @@ CONTRACT: tuple[Attribute, ...] = (
     _a(Use.READ, "managers.schedule_batch", "ReqLogprob.top_logprobs_num"),
     _a(Use.READ, "sampling.sampling_params", "SamplingParams.stop_token_ids"),
     _a(Use.READ, "managers.schedule_batch", "Req.return_sampling_mask"),
+    _a(Use.HOOK, "managers.schedule_batch", "Req.set_finish_with_abort", "error_msg status_code err_type"),
+    _a(
+        Use.HOOK, "managers.tokenizer_manager", "TokenizerManager._validate_one_request",
+        "obj input_ids",
+    ),
+    _a(Use.READ, "managers.io_struct", "GenerateReqInput.return_logprob"),
+    _a(Use.READ, "managers.io_struct", "GenerateReqInput.logprob_start_len"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.top_k"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.custom_params"),
+    _a(Use.READ, "sampling.sampling_params", "SamplingParams.temperature"),
+    _a(Use.CALL, "sampling.sampling_params", "SamplingParams.normalize", "tokenizer"),
     # The end of an answer.
     _a(Use.HOOK, "managers.schedule_batch", "Req.update_finish_state", "new_accepted_len"),
     _a(Use.CALL, "managers.schedule_batch", "Req._check_vocab_boundary_finish", "new_accepted_tokens"),

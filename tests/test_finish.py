@@ -229,12 +229,12 @@ def test_a_session_goes_on_behind_the_stop():
 @pytest.mark.parametrize(("stops", "decodes"), [([], 0), (["\0", "\1"], 1)])
 def test_a_round_without_a_stop_decodes_no_more_than_sglang_does(monkeypatch, stops, decodes):
     req, decoded, asked = request(BPE, max_new_tokens=10**6, stop=stops), [], []
-    monkeypatch.setattr(
-        req, "tokenizer", SimpleNamespace(**{
-            "decode": lambda tokens: decoded.append(len(tokens)) or BPE.decode(tokens),
-            "eos_token_id": EOS, "additional_stop_token_ids": None,
-        }),
-    )  # fmt: skip
+    tokenizer = SimpleNamespace(
+        decode=lambda tokens: decoded.append(tokens) or BPE.decode(tokens),
+        eos_token_id=EOS,
+        additional_stop_token_ids=None,
+    )
+    monkeypatch.setattr(req, "tokenizer", tokenizer)
     for _ in range(3):
         req.output_ids.extend(ids("self.value = value\n"))
         finish_where_plain_decoding_would(lambda *call: asked.append(call), req, 5)
