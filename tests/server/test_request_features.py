@@ -19,6 +19,7 @@ from serving import (
     Answer,
     Oracle,
     Request,
+    ask,
     ask_all,
     ddtree_flags,
     differences,
@@ -185,6 +186,31 @@ def test_custom_logit_processors_see_every_branch_as_a_request_of_its_own(
     # No token twice in a row of twelve: the processor saw what the branch had said.
     tokens = answers[PROCESSED[2].name].tokens
     assert all(tokens[i] not in tokens[max(i - 12, 0) : i] for i in range(len(tokens)))
+
+
+def test_a_session_goes_on_behind_the_stop_within_a_round(
+    server: ServerProcess, stock_gqa: Oracle, expected: dict
+) -> None:
+    """Its next turn must not hold what the round said behind the stop."""
+    said = expected[UNSTOPPED.name].tokens
+    stops = [token for n, token in enumerate(said[:40]) if token not in said[:n]][3::3]
+    for stop in stops:
+        turns = {}
+        for each in (stock_gqa.server, server):
+            session = each.post_json("/open_session", {"capacity_of_str_len": 1000})
+            first = replace(
+                UNSTOPPED, sampling={"stop_token_ids": [stop]},
+                extra={"session_params": {"id": session}},
+            )  # fmt: skip
+            answer = ask(each, first)
+            second = replace(
+                first, input_ids=prompt(3)[:7], max_new_tokens=6,
+                extra={"session_params": {"id": session, "rid": answer.meta["id"]}},
+            )  # fmt: skip
+            follows = ask(each, second)
+            turns[each] = answer, follows, follows.meta["prompt_tokens"]
+        assert turns[stock_gqa.server] == turns[server]
+    assert len(stops) > 4
 
 
 def assert_planted_paths_are_long(answers: dict[str, Answer], requests: list[Request]) -> None:
