@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from client_view import differences as view_differences
+from client_view import observe
 from serving import (
     ENVIRONMENT,
     Answer,
@@ -31,7 +33,10 @@ from sglang.srt.sampling.custom_logit_processor import (
     DeepseekOCRNoRepeatNGramLogitProcessor,
     DisallowedTokensLogitsProcessor,
 )
+from tokenizers import Tokenizer
+from workloads import GENERATE, Call
 
+from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 
@@ -186,6 +191,29 @@ def test_custom_logit_processors_see_every_branch_as_a_request_of_its_own(
     # No token twice in a row of twelve: the processor saw what the branch had said.
     tokens = answers[PROCESSED[2].name].tokens
     assert all(tokens[i] not in tokens[max(i - 12, 0) : i] for i in range(len(tokens)))
+
+
+def test_of_two_stops_within_a_round_the_earlier_counts(
+    server: ServerProcess, stock_gqa: Oracle, expected: dict
+) -> None:
+    """Named in the other order, streamed or not; the log-probs end with the tokens."""
+    said = expected[UNSTOPPED.name].tokens
+    tokenizer = Tokenizer.from_file(str(model_catalog.path("tiny-gqa") / "target" / "tokenizer.json"))
+    pieces = [tokenizer.decode([token]) for token in said]
+    lines = []
+    for n in range(2, 40, 5):
+        early, late = pieces[n], pieces[n + 2]
+        for stops in (
+            {"stop": [late, early]},
+            {"stop": [late], "stop_token_ids": [said[n]]},
+            {"stop": [late], "stop_regex": [re.escape(early)]},
+        ):
+            sampling = {"temperature": 0, "max_new_tokens": 48, **stops}
+            payload = {"input_ids": list(UNSTOPPED.input_ids), "sampling_params": sampling, **LOG_PROBS}
+            call = Call(GENERATE, payload, delay=0, is_streamed=n % 2 == 0)
+            stock, ours = (observe(each, call, gives_up=False) for each in (stock_gqa.server, server))
+            lines += [f"{stops}{line}" for line in view_differences("", stock, ours)]
+    assert not lines
 
 
 def test_a_session_goes_on_behind_the_stop_within_a_round(
