@@ -32,7 +32,7 @@ class PenaltyHistory:
     """Token counts of the penalized requests that are alive, a row each.
 
     Row 0 stays zero and stands for every other request. Rows are found by request, not by batch position,
-    and come back when a request is gone, so nobody has to say that it ended.
+    and come back when a request has finished, kept by a session or not, so nobody has to say that it ended.
     """
 
     def __init__(self, vocab_size: int, device: torch.device | str):
@@ -112,6 +112,9 @@ class PenaltyHistory:
     def _assign_row(self, request: Any) -> None:
         if request in self._rows:
             return
+        # The round that one which has just finished may still take part in is queued before this one.
+        for finished in [other for other in self._rows if other.finished()]:
+            del self._rows[finished]
         taken = set(self._rows.values())
         free = [row for row in range(1, len(self._counts)) if row not in taken]
         if not free:

@@ -50,18 +50,28 @@ def _register() -> None:
     from sglang_ddtree_patch.algorithm import DDTreeAlgorithm
     from sglang_ddtree_patch.allocation import row_headroom
     from sglang_ddtree_patch.arguments import put_backend_in_front, take_backend_out
-    from sglang_ddtree_patch.requests import validate_request
+    from sglang_ddtree_patch.finish import (
+        continue_from_what_was_shown,
+        finish_where_plain_decoding_would,
+    )
+    from sglang_ddtree_patch.requests import check_prompt_log_probs, disarm, validate_request
 
     add_attention_backend_choices([BACKEND])
     add_draft_attention_backend_choices([BACKEND])
     register_attention_backend(BACKEND)(_create_backend)
-    SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DDTreeAlgorithm)(
-        _worker_class
-    )
+    SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=DDTreeAlgorithm)(_worker_class)
     register_resolution_hook("handle_model_source_paths")(take_backend_out)
     register_resolution_hook("handle_speculative_decoding")(put_backend_in_front)
     HookRegistry.register(
         "sglang.srt.speculative.dflash_utils.validate_dflash_request", validate_request, HookType.AROUND
+    )
+    HookRegistry.register(
+        "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort", disarm, HookType.AFTER
+    )
+    HookRegistry.register(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        check_prompt_log_probs,
+        HookType.AFTER,
     )
     HookRegistry.register(
         "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
@@ -73,6 +83,16 @@ def _register() -> None:
         "SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
         _settle_round,
         HookType.AFTER,
+    )
+    HookRegistry.register(
+        "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+        finish_where_plain_decoding_would,
+        HookType.AROUND,
+    )
+    HookRegistry.register(
+        "sglang.srt.session.session_controller.Session._concat_token_arrays",
+        continue_from_what_was_shown,
+        HookType.AROUND,
     )
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.runtime_context import get_spec
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_ddtree_patch.settings import ALGORITHM, UNSEEDED
+
+MOST_TOP_K = 2**31 - 1  # SGLang keeps it as int32
 
 
 def refusal(request: Any) -> str | None:
@@ -24,7 +28,7 @@ def refusal(request: Any) -> str | None:
                 f"{ALGORITHM} speculative decoding does not support {feature} yet: "
                 "send the request without it."
             )
-    return outside_vocabulary(request)
+    return outside_vocabulary(request) or unusable(request)
 
 
 def outside_vocabulary(request: Any) -> str | None:
@@ -45,12 +49,47 @@ def outside_vocabulary(request: Any) -> str | None:
     return None
 
 
+def unusable(request: Any) -> str | None:
+    """A value of `request` that SGLang takes and then ends at, or None."""
+    params = request.sampling_params
+    if params.top_k > MOST_TOP_K:
+        return f"top_k {params.top_k} is more than {MOST_TOP_K}: send -1 for all tokens."
+    if request.custom_logit_processor is not None and not isinstance(params.custom_params, dict | None):
+        given = type(params.custom_params).__name__
+        return f"custom_params is a {given}, and a custom_logit_processor reads an object: send one."
+    return None
+
+
 def validate_request(original: Any, req: Any, enable_overlap: bool) -> str | None:
     """Around `validate_dflash_request`: a DDTREE server asks its own rules, any other the stock ones."""
     if get_spec().speculative_algorithm == ALGORITHM:
-        reason = refusal(req)
-        if reason is not None:
-            # SGLang still prefills a token of it, by its parameters, before it answers.
-            req.sampling_params.min_new_tokens = 0
-        return reason
+        return refusal(req)
     return original(req, enable_overlap)
+
+
+def disarm(result: None, request: Any, *reason: Any, **named: Any) -> None:
+    """After `Req.set_finish_with_abort`: a refused request asks for nothing.
+
+    SGLang still prefills a token of it before it answers, by its parameters, for which it may be refused.
+    """
+    if get_spec().speculative_algorithm == ALGORITHM:
+        request.sampling_params = SamplingParams(max_new_tokens=1, temperature=0.0)
+        request.sampling_params.normalize(None)
+        request.custom_logit_processor = None
+
+
+def check_prompt_log_probs(result: None, manager: Any, asked: Any, input_ids: Any) -> None:
+    """After `TokenizerManager._validate_one_request`, whose errors are HTTP 400.
+
+    The one number that a scheduler's request is given behind our rules.
+
+    Raises:
+        ValueError: `logprob_start_len` is no place in a prompt.
+    """
+    if get_spec().speculative_algorithm != ALGORITHM or not isinstance(asked, GenerateReqInput):
+        return
+    if asked.return_logprob and asked.logprob_start_len < -1:
+        raise ValueError(
+            f"logprob_start_len {asked.logprob_start_len} is no place in the prompt: send 0 for log-probs of "
+            "all its tokens, -1 for none."
+        )

@@ -75,7 +75,8 @@ def stock_gqa(template: ServerTemplate) -> Iterator[Oracle]:
 
 @pytest.fixture(scope="session")
 def stock_mla(template: ServerTemplate) -> Iterator[Oracle]:
-    """The stock backend that serves MLA on a CPU: Triton's, interpreted."""
-    flags = [*common_flags("tiny-mla"), "--attention-backend", "triton"]
-    with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
+    """The stock backend that serves MLA on a CPU: Triton's, interpreted. Definite as the other."""
+    flags = [*common_flags("tiny-mla"), "--attention-backend", "triton", "--disable-overlap-schedule"]
+    environment = {**ENVIRONMENT, "DDTREE_TEST_ORACLE": "1"}
+    with ServerProcess(flags, environment=environment, launcher=template.launch, grace=0) as server:
         yield Oracle(server)

@@ -5,7 +5,8 @@ Stock is the judge, so that nothing is asked for in which stock is not definite:
 - sampled requests carry a seed, and no min-p, which stock lacks with seeds;
 - top-k 1 goes with temperature 1: stock's log-probs heed another temperature only in company;
 - `max_new_tokens` 0 goes without log-probs: only in company stock shows some, of a token it does not say;
-- stop strings have two letters at most: stock overlooks longer ones that are spelled in many tokens;
+- stop strings have two letters at most, as stock overlooks longer ones that are spelled in many tokens, which
+  tests/unit/test_finish.py looks at;
 - grammar goes without `ignore_eos`, which ends otherwise on purpose (docs/limits.md).
 """
 

@@ -35,7 +35,7 @@ from workloads import CHAT, COMPLETIONS, GENERATE, VOCABULARY, Call
 from sglang_ddtree_patch.launch.server_process import HOST, ServerProcess
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 
-NAN_TOKEN = 101  # in none of the prompts, but those that ask for it
+NAN_TOKEN = 101  # in none of the prompts and answers, but those that ask for it
 SEEDED = {"temperature": 0.9, "sampling_seed": 3}
 KINDS = {1: {}, 15: SEEDED, 16: {}, 40: {"frequency_penalty": 0.4}, 70: {}, 140: SEEDED}
 REQUESTS = [
@@ -48,8 +48,9 @@ FLAGS = ddtree_flags("tiny-gqa", 16, 17)
 
 @pytest.fixture(scope="module")
 def expected(stock_gqa: Oracle) -> dict[str, Answer]:
-    assert not any(NAN_TOKEN in request.input_ids for request in REQUESTS)
-    return stock_gqa.answers(REQUESTS, one_by_one=True)
+    answers = stock_gqa.answers(REQUESTS, one_by_one=True)
+    assert not any(NAN_TOKEN in (*request.input_ids, *answers[request.name].tokens) for request in REQUESTS)
+    return answers
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def test_nan_logits_harm_no_other_request(server: ServerProcess, expected: dict)
     for request in broken:
         answer = answers[request.name]
         assert answer.finish == {"type": "length", "length": 30}
-        assert all(0 <= token < VOCABULARY for token in answer.tokens)
+        assert all(0 <= token < VOCABULARY and token != NAN_TOKEN for token in answer.tokens)
 
 
 def test_hundreds_of_short_requests_at_once_are_each_answered(

@@ -6,10 +6,26 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import urllib.error
 
 import pytest
-from serving import ENVIRONMENT, Oracle, Request, ask, common_flags, ddtree_flags, text_tokens
+from client_view import observe
+from serving import (
+    ENVIRONMENT,
+    Answer,
+    Oracle,
+    Request,
+    ask,
+    ask_all,
+    common_flags,
+    ddtree_flags,
+    differences,
+    text_tokens,
+    used_tokens,
+)
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+from workloads import GENERATE, Call
 
 from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.launch.server_process import ServerProcess
@@ -56,9 +72,52 @@ def test_a_request_that_is_not_served_gets_400_and_the_others_go_on(
     assert ask(refusing_server, served) == stock_gqa.answers([served])[served.name]
 
 
+PROMPT = list(text_tokens("tiny-gqa", 20))
+UNKNOWN_SESSION = {"session_params": {"id": "unknown"}}
+PROCESSOR = DisallowedTokensLogitsProcessor.to_str()
+# (what is asked for, words of the reason): each ends a stock server.
+DEADLY = [
+    (
+        {**UNKNOWN_SESSION, "stop_token_ids": [10**6], "min_new_tokens": 2},
+        "session id unknown does not exist",
+    ),
+    ({**UNKNOWN_SESSION, "top_k": 2**31}, "session id unknown does not exist"),
+    ({"top_k": 2**31}, "top_k 2147483648 is more than 2147483647"),
+    ({"return_logprob": True, "logprob_start_len": -7}, "logprob_start_len -7 is no place in the prompt"),
+    ({"custom_logit_processor": PROCESSOR, "custom_params": [1]}, "custom_params is a list"),
+]
+OF_SAMPLING = {"stop_token_ids", "min_new_tokens", "top_k", "custom_params"}
+
+
+@pytest.mark.parametrize(("asked", "reason"), DEADLY, ids=[" and ".join(asked) for asked, _ in DEADLY])
+def test_a_request_that_would_end_a_stock_server_gets_400_and_the_server_lives(
+    refusing_server: ServerProcess, stock_gqa: Oracle, asked: dict, reason: str
+) -> None:
+    sampling = {name: asked[name] for name in asked.keys() & OF_SAMPLING}
+    extra = {name: asked[name] for name in asked.keys() - OF_SAMPLING}
+    company: dict[str, Answer] = {}
+    served = [
+        Request(f"served {n}", text_tokens("tiny-gqa", 9 + n), 24, {"ignore_eos": True}) for n in (0, 4)
+    ]
+    others = threading.Thread(target=lambda: company.update(ask_all(refusing_server, served)))
+    others.start()
+    payload = {
+        "input_ids": PROMPT,
+        "sampling_params": {"max_new_tokens": 8, "temperature": 1, **sampling},
+        **extra,
+    }
+    view = observe(refusing_server, Call(GENERATE, payload, delay=0), gives_up=False)
+    others.join()
+    assert view["status"] == 400
+    assert reason in view["body"]["error"]["message"]
+    assert not differences(stock_gqa.answers(served), company)
+    assert company
+    assert used_tokens(refusing_server) == 0
+
+
 @pytest.fixture(scope="module")
 def refusing_server(template: ServerTemplate):
-    flags = ddtree_flags("tiny-gqa", 16, 8)
+    flags = ddtree_flags("tiny-gqa", 16, 8, "--enable-custom-logit-processor")
     with ServerProcess(flags, environment=ENVIRONMENT, launcher=template.launch, grace=0) as server:
         yield server
 

@@ -14,11 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from client_view import differences as view_differences
+from client_view import observe
 from serving import (
     ENVIRONMENT,
     Answer,
     Oracle,
     Request,
+    ask,
     ask_all,
     ddtree_flags,
     differences,
@@ -30,7 +33,10 @@ from sglang.srt.sampling.custom_logit_processor import (
     DeepseekOCRNoRepeatNGramLogitProcessor,
     DisallowedTokensLogitsProcessor,
 )
+from tokenizers import Tokenizer
+from workloads import GENERATE, Call
 
+from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 
@@ -185,6 +191,54 @@ def test_custom_logit_processors_see_every_branch_as_a_request_of_its_own(
     # No token twice in a row of twelve: the processor saw what the branch had said.
     tokens = answers[PROCESSED[2].name].tokens
     assert all(tokens[i] not in tokens[max(i - 12, 0) : i] for i in range(len(tokens)))
+
+
+def test_of_two_stops_within_a_round_the_earlier_counts(
+    server: ServerProcess, stock_gqa: Oracle, expected: dict
+) -> None:
+    """Named in the other order, streamed or not; the log-probs end with the tokens."""
+    said = expected[UNSTOPPED.name].tokens
+    tokenizer = Tokenizer.from_file(str(model_catalog.path("tiny-gqa") / "target" / "tokenizer.json"))
+    pieces = [tokenizer.decode([token]) for token in said]
+    lines = []
+    for n in range(2, 40, 5):
+        early, late = pieces[n], pieces[n + 2]
+        for stops in (
+            {"stop": [late, early]},
+            {"stop": [late], "stop_token_ids": [said[n]]},
+            {"stop": [late], "stop_regex": [re.escape(early)]},
+        ):
+            sampling = {"temperature": 0, "max_new_tokens": 48, **stops}
+            payload = {"input_ids": list(UNSTOPPED.input_ids), "sampling_params": sampling, **LOG_PROBS}
+            call = Call(GENERATE, payload, delay=0, is_streamed=n % 2 == 0)
+            stock, ours = (observe(each, call, gives_up=False) for each in (stock_gqa.server, server))
+            lines += [f"{stops}{line}" for line in view_differences("", stock, ours)]
+    assert not lines
+
+
+def test_a_session_goes_on_behind_the_stop_within_a_round(
+    server: ServerProcess, stock_gqa: Oracle, expected: dict
+) -> None:
+    """Its next turn must not hold what the round said behind the stop."""
+    said = expected[UNSTOPPED.name].tokens
+    stops = [token for n, token in enumerate(said[:40]) if token not in said[:n]][3::3]
+    for stop in stops:
+        turns = {}
+        for each in (stock_gqa.server, server):
+            session = each.post_json("/open_session", {"capacity_of_str_len": 1000})
+            first = replace(
+                UNSTOPPED, sampling={"stop_token_ids": [stop]},
+                extra={"session_params": {"id": session}},
+            )  # fmt: skip
+            answer = ask(each, first)
+            second = replace(
+                first, input_ids=prompt(3)[:7], max_new_tokens=6,
+                extra={"session_params": {"id": session, "rid": answer.meta["id"]}},
+            )  # fmt: skip
+            follows = ask(each, second)
+            turns[each] = answer, follows, follows.meta["prompt_tokens"]
+        assert turns[stock_gqa.server] == turns[server]
+    assert len(stops) > 4
 
 
 def assert_planted_paths_are_long(answers: dict[str, Answer], requests: list[Request]) -> None:

@@ -48,8 +48,12 @@ class Request:
     sampling_params: SimpleNamespace
     origin_input_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
     output_ids: list[int] = field(default_factory=list)
+    is_finished: bool = False
     eos_token_ids = None
     tokenizer = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=None)
+
+    def finished(self) -> bool:
+        return self.is_finished
 
 
 class Batch:
@@ -221,6 +225,19 @@ def test_a_request_that_is_gone_leaves_its_row_to_the_next_and_no_token():
         history.record(Batch(requests, [0, 0, 0]), torch.tensor([[round_ % 12], [1], [2]]), torch.ones(3))
         del requests
     assert len(history._counts) == 4
+
+
+def test_finished_requests_of_a_session_leave_their_rows_though_it_keeps_them():
+    history, session = PenaltyHistory(VOCABULARY, "cpu"), []
+    for turn in range(20):
+        session.append(Request(KINDS["presence"]))
+        history.begin(Batch([session[-1]], [0]))
+        # Under overlap scheduling the last one takes part in a round more, which counts for nobody.
+        batch = Batch([session[max(turn - 1, 0)], session[-1]], [0, 0])
+        history.record(batch, torch.tensor([[3], [turn % 12]]), torch.tensor([min(turn, 1), 1]))
+        assert counts(history, session[-1]) == {turn % 12: 1}
+        session[-1].is_finished = True
+    assert len(history._counts) == 2
 
 
 def test_a_retracted_request_starts_again_from_what_it_has_said():

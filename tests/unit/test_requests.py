@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_ddtree_patch import requests
@@ -110,8 +111,49 @@ def test_a_ddtree_server_asks_its_own_rules_alone(monkeypatch):
     assert "beam_width" in requests.validate_request(stock, request(beam_width=2), False)
 
 
-def test_nothing_of_a_refused_request_reaches_the_penalizers(monkeypatch):
-    monkeypatch.setattr(requests, "get_spec", lambda: SimpleNamespace(speculative_algorithm="DDTREE"))
-    refused = request(stop_token_ids=[VOCABULARY], min_new_tokens=3)
-    assert requests.validate_request(None, refused, True) is not None
-    assert refused.sampling_params.min_new_tokens == 0
+def test_a_number_that_sglang_cannot_hold_is_refused():
+    assert requests.refusal(request(temperature=1, top_k=2**31 - 1)) is None
+    reason = requests.refusal(request(temperature=1, top_k=2**31))
+    assert reason == "top_k 2147483648 is more than 2147483647: send -1 for all tokens."
+
+
+def test_a_processor_gets_its_parameters_as_an_object():
+    for params in (None, {"a": 1}):
+        assert requests.refusal(request(custom_logit_processor="x", custom_params=params)) is None
+    reason = requests.refusal(request(custom_logit_processor="x", custom_params=[1]))
+    assert reason == "custom_params is a list, and a custom_logit_processor reads an object: send one."
+    assert requests.refusal(request(custom_params=[1])) is None
+
+
+@pytest.mark.parametrize("algorithm", ["DDTREE", None])
+def test_a_refused_request_asks_for_nothing(monkeypatch, algorithm):
+    monkeypatch.setattr(requests, "get_spec", lambda: SimpleNamespace(speculative_algorithm=algorithm))
+    refused = request(
+        stop_token_ids=[VOCABULARY], min_new_tokens=3, top_k=2**31, temperature=1, custom_params=[1],
+        custom_logit_processor="x",
+    )  # fmt: skip
+    asked = refused.sampling_params
+    requests.disarm(None, refused, "a reason")
+    if algorithm is None:
+        assert refused.sampling_params is asked
+        assert refused.custom_logit_processor == "x"
+        return
+    assert requests.refusal(refused) is None
+    assert refused.sampling_params.is_normalized
+    assert not refused.sampling_params.min_new_tokens
+    assert refused.custom_logit_processor is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "return_logprob", "start", "is_refused"),
+    [("DDTREE", True, -7, True), ("DDTREE", True, -1, False), ("DDTREE", True, 0, False),
+     ("DDTREE", False, -7, False), (None, True, -7, False)],
+)  # fmt: skip
+def test_log_probs_begin_at_a_place_in_the_prompt(monkeypatch, algorithm, return_logprob, start, is_refused):
+    monkeypatch.setattr(requests, "get_spec", lambda: SimpleNamespace(speculative_algorithm=algorithm))
+    asked = GenerateReqInput(input_ids=[5], return_logprob=return_logprob, logprob_start_len=start)
+    if not is_refused:
+        requests.check_prompt_log_probs(None, None, asked, [5])
+        return
+    with pytest.raises(ValueError, match="logprob_start_len -7 is no place in the prompt: send 0 "):
+        requests.check_prompt_log_probs(None, None, asked, [5])
