@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from sglang_ddtree_patch import __version__
+from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch import bench, demo, doctor, models, patch, probe, serve
 
 COMMANDS = (serve, demo, doctor, probe, bench, models, patch)
@@ -24,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return arguments.run(arguments)
+    except ConfigurationError as error:
+        print(f"ddtree: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

@@ -13,7 +13,7 @@ from fake_sglang import COMMIT, fake_server
 from test_gpu_sampler import FakeNvml
 
 from sglang_ddtree_patch import cli, model_catalog
-from sglang_ddtree_patch.launch import gpu_verdict, probe_commit, probe_gpu, probe_server
+from sglang_ddtree_patch.launch import gpu_verdict, probe_commit, probe_gpu, probe_run, probe_server
 from sglang_ddtree_patch.launch.bench_client import BatchTiming
 from sglang_ddtree_patch.launch.gpu_sampler import Gpus
 from sglang_ddtree_patch.launch.gpu_view import GpuView
@@ -119,6 +119,40 @@ def test_a_dead_server_is_one_line(capsys, arguments):
     url = f"http://127.0.0.1:{find_free_port()}"
     assert probe(url, *arguments) == 1
     assert one_line(capsys).endswith(f"no answer from {url} to /server_info: Connection refused")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1", "http://x..y", "http://a b:3", "http://a\nb", "localhost:abc", "localhost:70000",
+        "localhost:0", "http://", "ftp://localhost", "file:///etc/hostname", "http://user:word@localhost",
+        "http://localhost/caf\u00e9", "http://localhost/?x=1", "",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("arguments", [COMMIT_PROBE, GPU_PROBE])
+def test_a_url_that_is_none_is_one_line(capsys, url, arguments):
+    assert probe(url, *arguments) == 2
+    assert one_line(capsys).endswith(f"--url {url!r} is no address of a server: type http://HOST:PORT.")
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("localhost:30000", "http://localhost:30000"),
+        ("https://gpu-box/v1/", "https://gpu-box"),
+        ("http://[::1]:8000/behind/a/proxy", "http://[::1]:8000/behind/a/proxy"),
+        ("m\u00fchle:80", "http://m\u00fchle:80"),
+    ],
+)
+def test_urls_are_taken_as_they_are_typed(given, asked):
+    assert probe_run.server_url(given) == asked
+
+
+@pytest.mark.parametrize("key", ["\u043a\u043b\u044e\u0447", "two\nlines", "\udcff"])
+def test_a_key_that_no_header_takes_is_one_line(monkeypatch, capsys, key):
+    monkeypatch.setattr(probe_run.os, "environ", {"DDTREE_API_KEY": key})
+    assert probe("http://127.0.0.1:1", *COMMIT_PROBE) == 2
+    assert "DDTREE_API_KEY holds characters that no HTTP header takes" in one_line(capsys)
 
 
 @contextmanager
