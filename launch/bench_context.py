@@ -38,6 +38,7 @@ from sglang_ddtree_patch.launch.kv_bytes import element_bytes, kv_bytes_a_step, 
 from sglang_ddtree_patch.launch.serve import named_flags
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.launch.sglang_client import read_json
+from sglang_ddtree_patch.launch.token_counts import parse_tokens, shown_tokens
 
 ALGORITHMS = (PLAIN, DFLASH, DDTREE, DFLASH_TRITON_PAGE1)
 CONTEXTS = [1024, 4096, 16384, 65536, 131072, 189440]
@@ -57,7 +58,7 @@ SPARE_POSITIONS = 16
 _EXAMPLE = """\
 example:
   ddtree bench context --model qwen3-8b-shapes --json context.json
-  ddtree bench context --model tiny-gqa --contexts 512 1024 2048
+  ddtree bench context --model tiny-gqa --contexts 512 1k 2k
 
 SGLang flags that are not listed above go to every server.
 """
@@ -79,7 +80,13 @@ def add_parser(subparsers) -> None:
         "--width", type=int, default=16, help="rows of ddtree's verify (default: %(default)s)"
     )
     parser.add_argument(
-        "--contexts", nargs="+", type=int, default=CONTEXTS, help="prompt lengths (default: 1k to 185k)"
+        "--contexts",
+        nargs="+",
+        type=parse_tokens,
+        default=CONTEXTS,
+        metavar="TOKENS",
+        help="prompt lengths, such as 1k 16k or 1024 16384 (default: "
+        f"{' '.join(map(shown_tokens, CONTEXTS))})",
     )
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens a timing (default: %(default)s)")
     parser.add_argument(
@@ -92,7 +99,7 @@ def add_parser(subparsers) -> None:
 
 
 def measure(session: Session, arguments: argparse.Namespace) -> int:
-    bench_run.check_counts(arguments, "contexts", "width", "new_tokens", "repeats", "page_size")
+    bench_run.check_counts(arguments, "width", "new_tokens", "repeats", "page_size")
     settings = {
         "width": arguments.width,
         "new_tokens": arguments.new_tokens,

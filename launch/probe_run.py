@@ -17,6 +17,7 @@ from sglang_ddtree_patch.launch.bench_record import Record
 from sglang_ddtree_patch.launch.probe_server import ServerFacts, read_facts, read_model_length
 from sglang_ddtree_patch.launch.sglang_client import NotMeasured, ServerLost, SGLangClient
 from sglang_ddtree_patch.launch.terminal import LiveLine
+from sglang_ddtree_patch.launch.token_counts import parse_tokens
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 KEY_VARIABLE = "DDTREE_API_KEY"
@@ -31,8 +32,10 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--contexts",
         nargs="+",
-        type=int,
-        help="prompt lengths in tokens (default: 1k, 4k, 16k, 64k, 128k, and the longest there is room for)",
+        type=parse_tokens,
+        metavar="TOKENS",
+        help="prompt lengths, such as 1k 4k or 1024 4096 (default: 1k, 4k, 16k, 64k, 128k, and the longest "
+        "there is room for)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, after each point")
 
