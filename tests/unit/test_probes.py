@@ -24,7 +24,7 @@ MODEL = model_catalog.path("tiny-gqa")
 DDTREE = ("--speculative-algorithm", "DDTREE", "--model-path", str(MODEL / "target"),
           "--speculative-draft-model-path", str(MODEL / "draft"))  # fmt: skip
 COMMIT_PROBE = ("commit", "--new-tokens", "33")
-GPU_PROBE = ("gpu", "--seconds", "0.05")
+GPU_PROBE = ("gpu", "--seconds", "0.05", "--copy-rate", "100")
 
 
 def probe(url: str, *arguments: str) -> int:
@@ -263,7 +263,7 @@ def test_ctrl_c_keeps_the_rows_and_says_so(tmp_path, capsys, monkeypatch, argume
         (["commit", "--new-tokens", "4"], "--new-tokens must be at least 16"),
         (["commit", "--contexts", "10"], "--contexts must be at least 64"),
         (["gpu", "--seconds", "0"], "--seconds and --copy-rate must be above 0"),
-        (["gpu", "--model", "nowhere"], "nowhere is no folder"),
+        (["gpu", "--copy-rate", "9", "--model", "nowhere"], "nowhere is no folder"),
         (["commit", "--json", "/nowhere/commit.json"], "cannot be written"),
     ],
 )
@@ -314,6 +314,22 @@ def test_gpu_says_when_sm_percent_hides_an_idle_one(tmp_path, capsys, monkeypatc
     assert found["copy_gb_s"] == 4000
     assert found["lacks"] == []
     assert "GPU idle behind its SM % at" in capsys.readouterr().out
+
+
+def test_a_server_on_a_cpu_is_said_at_once_and_asked_for_nothing(tmp_path, capsys):
+    file = tmp_path / "gpu.json"
+    with fake_server(DDTREE, "fail-at=1") as server:
+        assert probe(server.url, "gpu", "--json", str(file)) == 1
+    assert "runs on a CPU: there is no GPU to probe. With --copy-rate GB/S" in one_line(capsys)
+    assert not file.exists()
+
+
+def test_that_there_will_be_no_verdict_is_said_before_the_first_row(monkeypatch, capsys):
+    monkeypatch.setattr(probe_gpu, "is_local", lambda url: False)
+    with fake_server(DDTREE, "cuda") as server:
+        assert probe(server.url, "gpu", "--seconds", "0.05", "--contexts", "1000") == 0
+    said = capsys.readouterr().out
+    assert said.index("there will be times and no verdict") < said.index("prefill ")
 
 
 def test_a_server_without_text_is_driven_with_tokens_of_its_vocabulary(capsys):
