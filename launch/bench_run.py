@@ -12,9 +12,7 @@ import importlib.metadata
 import os
 import platform
 import shlex
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from sglang_ddtree_patch.launch.bench_models import Subject, choose_subject
 from sglang_ddtree_patch.launch.bench_record import Record
 from sglang_ddtree_patch.launch.bench_servers import Contender, server_environment, server_flags
 from sglang_ddtree_patch.launch.ceilings import CeilingsUnknown
+from sglang_ddtree_patch.launch.run_folder import RunFolder, exit_on_signals, run_folder
 from sglang_ddtree_patch.launch.server_process import (
     CPU_ENVIRONMENT,
     Launcher,
@@ -63,11 +62,14 @@ class Session:
     given: tuple[str, ...]  # SGLang flags from the command line
     budget: Budget
     on_cpu: bool
-    folder: Path  # logs, and configs of shapes
+    folder: RunFolder  # logs, and configs of shapes
     launcher: Launcher
 
     def say(self, line: str) -> None:
         print(line, flush=True)
+
+    def log_of(self, contender: Contender) -> Path:
+        return self.folder.path / f"{contender.algorithm}-{contender.width}.log"
 
     @contextlib.contextmanager
     def serve(self, contender: Contender, most_requests: int) -> Iterator[ServerProcess]:
@@ -75,7 +77,7 @@ class Session:
         server = ServerProcess(
             server_flags(contender, self.subject, self.given, most_requests, self.on_cpu),
             environment=server_environment(contender, self.on_cpu),
-            log_path=self.folder / f"{contender.algorithm}-{contender.width}.log",
+            log_path=self.log_of(contender),
             ready_timeout=self.budget.timeout(START_SECONDS),
             launcher=self.launcher,
             grace=0,
@@ -116,19 +118,19 @@ def run(
     """Set a session up and hand it to the command's own part; returns the exit code."""
     if not require_sglang(f"bench {command}"):
         return 1
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    folder = Path(tempfile.mkdtemp(prefix="ddtree-bench-"))
+    exit_on_signals()
     try:
-        session = Session(
-            command=command,
-            subject=choose_subject(arguments.model, arguments.draft, arguments.name, folder),
-            given=tuple(arguments.sglang_flags),
-            budget=Budget(arguments.budget),
-            on_cpu=not has_accelerator(),
-            folder=folder,
-            launcher=launch_python,
-        )
         with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(run_folder("bench"))
+            session = Session(
+                command=command,
+                subject=choose_subject(arguments.model, arguments.draft, arguments.name, folder.path),
+                given=tuple(arguments.sglang_flags),
+                budget=Budget(arguments.budget),
+                on_cpu=not has_accelerator(),
+                folder=folder,
+                launcher=launch_python,
+            )
             if session.on_cpu:
                 session.launcher = stack.enter_context(ServerTemplate(CPU_ENVIRONMENT)).launch
             return measure(session, arguments)
@@ -199,8 +201,12 @@ def measure_jobs(
             except (ServerStartError, ServerLost) as error:
                 session.budget.check()
                 failed = True
+                session.folder.keep()
                 print(
-                    f"ddtree bench {session.command}: {job.contender}: {error}", file=sys.stderr, flush=True
+                    f"ddtree bench {session.command}: {job.contender}: {error}\n"
+                    f"All of its log stays in {session.log_of(job.contender)}",
+                    file=sys.stderr,
+                    flush=True,
                 )
     except BudgetSpent:
         session.say(f"The budget is spent. {missing(record, jobs)}")

@@ -7,15 +7,14 @@ means equal: the command fails if any text differs.
 
 import argparse
 import contextlib
-import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.launch.demo_view import Comparison, DemoView
+from sglang_ddtree_patch.launch.run_folder import exit_on_signals, run_folder
 from sglang_ddtree_patch.launch.server_process import (
     CPU_ENVIRONMENT,
     Launcher,
@@ -24,6 +23,7 @@ from sglang_ddtree_patch.launch.server_process import (
     launch_python,
 )
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
+from sglang_ddtree_patch.launch.sglang_client import Budget, NotMeasured, ServerLost, stream_answer
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
 from sglang_ddtree_patch.settings import ALGORITHM, BACKEND
 
@@ -86,28 +86,38 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if not require_sglang("demo"):
         return 1
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    exit_on_signals()
     view = DemoView()
-    try:
-        comparisons = compare(arguments.model, arguments.prompt or PROMPTS, arguments.max_new_tokens, view)
-    except ServerStartError as error:
-        print(f"\nddtree demo: {error}", file=sys.stderr)
-        return 1
-    view.table(comparisons)
-    different = sum(not one.is_equal for one in comparisons)
-    if different:
-        view.line(f"\n{different} of {len(comparisons)} texts differ from plain decoding.")
-        return 1
+    prompts = arguments.prompt or PROMPTS
+    with run_folder("demo") as logs:
+        try:
+            comparisons = compare(arguments.model, prompts, arguments.max_new_tokens, view, logs.path)
+        except (ServerStartError, ServerLost, NotMeasured) as error:
+            logs.keep()
+            print(f"\nddtree demo: {error}", file=sys.stderr)
+            return 1
+        view.table(comparisons)
+        different = sum(not one.is_equal for one in comparisons)
+        if different:
+            logs.keep()
+            view.line(
+                f"\n{different} of {len(comparisons)} texts differ from plain decoding. Logs: {logs.path}"
+            )
+            return 1
     view.line(f"\nAll {len(comparisons)} texts are the same, token for token.")
     return 0
 
 
-def compare(model: str, prompts: Sequence[str], max_new_tokens: int, view: DemoView) -> list[Comparison]:
+def compare(
+    model: str, prompts: Sequence[str], max_new_tokens: int, view: DemoView, logs: Path
+) -> list[Comparison]:
     """Serve the prompts with DDTREE, then without, and pair the outputs up."""
     folder = model_catalog.path(model)
     on_cpu = not has_accelerator()
-    logs = Path(tempfile.mkdtemp(prefix="ddtree-demo-"))
-    view.line(f"{model} on the {'CPU' if on_cpu else 'GPU'}, float32, page size {PAGE_SIZE}. Logs: {logs}\n")
+    view.line(
+        f"{model} on the {'CPU' if on_cpu else 'GPU'}, float32, page size {PAGE_SIZE}. "
+        f"Logs, while this runs: {logs}\n"
+    )
     with contextlib.ExitStack() as stack:
         launcher = stack.enter_context(ServerTemplate(CPU_ENVIRONMENT)).launch if on_cpu else launch_python
         servers = DemoServers(folder / "target", on_cpu, logs, launcher, view)
@@ -189,7 +199,7 @@ def complete(server: ServerProcess, prompt: str, max_new_tokens: int, view: Demo
         "text": TURN.format(prompt=prompt),
         "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
     }
-    for event in server.stream_json("/generate", payload):
+    for event in stream_answer(server, payload, Budget()):
         if view and len(event["text"]) > len(text):
             view.round(event["text"][len(text) :])
         text = event["text"]

@@ -1,6 +1,7 @@
 """`ddtree bench serve` and `context` from the command line to the file, against a stand-in for SGLang."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,15 @@ CONTEXT = [
 
 
 @pytest.fixture(autouse=True)
-def no_sglang(monkeypatch):
+def no_sglang(monkeypatch, tmp_path):
     FakeTemplate.started = []
     monkeypatch.setattr(bench_run, "ServerTemplate", FakeTemplate)
     monkeypatch.setattr(bench_run, "has_accelerator", lambda: False)
     monkeypatch.setattr(bench_run, "require_sglang", lambda command: True)
     monkeypatch.setattr(bench_run, "device_name", lambda on_cpu: "a machine")
     monkeypatch.setattr(bench_run, "VERSIONED", ())
-    monkeypatch.setattr(bench_run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(bench_run, "exit_on_signals", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def read(file: Path) -> dict:
@@ -114,7 +116,12 @@ def test_a_server_that_dies_is_reported_and_the_next_one_started(tmp_path, capsy
     file = tmp_path / "serve.json"
     assert cli.main([*SERVE, "--json", str(file)]) == 1
     assert names(file, "algorithm", "batch") == [("plain", 1), ("dflash", 1), ("ddtree", 1)]
-    assert "out of memory" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "out of memory" in said
+    logs = [
+        Path(line.split()[-1]) for line in said.splitlines() if line.startswith("All of its log stays in ")
+    ]
+    assert ["out of memory" in log.read_text() for log in logs] == [True] * 3
 
 
 def test_a_spent_budget_keeps_the_rows_and_says_how_to_go_on(tmp_path, capsys, monkeypatch):
@@ -143,6 +150,7 @@ def test_ctrl_c_keeps_the_rows_and_ends_the_server(tmp_path, capsys, monkeypatch
     assert names(file, "algorithm", "batch") == [("plain", 1)]
     assert "Stopped. 1 of 6 points are measured" in capsys.readouterr().out
     assert not server_was[0].is_alive
+    assert list(tmp_path.iterdir()) == [file]  # no logs
 
 
 @pytest.mark.parametrize(

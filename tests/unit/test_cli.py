@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -14,6 +15,7 @@ from sglang_ddtree_patch.launch import bench, demo, serve, sglang_install
 from sglang_ddtree_patch.launch.bench_kernel_options import KERNELS, SHAPES, parse_options
 from sglang_ddtree_patch.launch.demo_view import Comparison
 from sglang_ddtree_patch.launch.server_process import ServerStartError
+from sglang_ddtree_patch.launch.sglang_client import NotMeasured, ServerLost
 from sglang_ddtree_patch.launch.token_counts import parse_tokens
 
 MODELS = ["--model-path", "T", "--speculative-draft-model-path", "D"]
@@ -262,19 +264,29 @@ def comparison(is_equal: bool) -> Comparison:
 
 
 @pytest.mark.parametrize(("is_equal", "code"), [(True, 0), (False, 1)])
-def test_the_demo_fails_when_any_text_differs(monkeypatch, capsys, is_equal, code):
+def test_the_demo_fails_and_keeps_its_logs_when_any_text_differs(
+    monkeypatch, tmp_path, capsys, is_equal, code
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(demo, "compare", lambda *_: [comparison(True), comparison(is_equal)])
     assert cli.main(["demo"]) == code
-    assert ("1 of 2 texts differ" in capsys.readouterr().out) is not is_equal
+    said = capsys.readouterr().out
+    assert ("1 of 2 texts differ" in said) is not is_equal
+    logs = list(tmp_path.iterdir())
+    assert len(logs) == code
+    assert all(f"Logs: {folder}" in said for folder in logs)
 
 
-def test_the_demo_shows_why_a_server_did_not_start(monkeypatch, capsys):
-    def compare(*_):
-        raise ServerStartError("The SGLang server ended after 3 s. The end of its log (/tmp/x.log): boom")
+@pytest.mark.parametrize("kind", [ServerStartError, ServerLost, NotMeasured])
+def test_the_demo_shows_why_a_server_failed_and_keeps_its_log(monkeypatch, tmp_path, capsys, kind):
+    def compare(model, prompts, tokens, view, logs):
+        raise kind(f"The SGLang server ended after 3 s. The end of its log ({logs}/x.log): boom")
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(demo, "compare", compare)
     assert cli.main(["demo"]) == 1
-    assert "/tmp/x.log" in capsys.readouterr().err
+    (folder,) = tmp_path.iterdir()
+    assert f"{folder}/x.log" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(monkeypatch, capsys):
