@@ -22,6 +22,7 @@ from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch import bench_run
 from sglang_ddtree_patch.launch.bench_client import cache_prompt, decode_batch
 from sglang_ddtree_patch.launch.bench_models import is_random, long_text, random_tokens
+from sglang_ddtree_patch.launch.bench_progress import PointProgress
 from sglang_ddtree_patch.launch.bench_record import Record, open_record, write_whole
 from sglang_ddtree_patch.launch.bench_run import Job, Row, Session
 from sglang_ddtree_patch.launch.bench_servers import (
@@ -118,7 +119,8 @@ def measure(session: Session, arguments: argparse.Namespace) -> int:
         record.header["ceilings"] = measure_ceilings()
 
     def measure_row(server: ServerProcess, served: Contender, point: Row) -> Row:
-        timed = time_context(session, server, text[: point["context"]], arguments)
+        with session.progress(point, 1) as progress:
+            timed = time_context(session, server, text[: point["context"]], arguments, progress)
         return timed | cost(session, served, server, point["context"], timed["step_milliseconds"], record)
 
     code = bench_run.measure_jobs(session, record, jobs, 1, measure_row)
@@ -158,8 +160,13 @@ def clip(contexts: Sequence[int], longest: int) -> list[int]:
 
 
 def time_context(
-    session: Session, server: ServerProcess, prompt: list[int], arguments: argparse.Namespace
+    session: Session,
+    server: ServerProcess,
+    prompt: list[int],
+    arguments: argparse.Namespace,
+    progress: PointProgress,
 ) -> dict[str, float]:
+    progress.begin("caching the prefix")
     spent = cache_prompt(server, prompt, session.budget)
     session.say(f"  context {len(prompt)}: prefix cached in {spent:.1f} s")
     started = time.monotonic()
@@ -167,11 +174,13 @@ def time_context(
     while len(timings) < arguments.repeats:
         if timings and time.monotonic() - started > arguments.point_seconds:
             break
+        progress.begin(f"repeat {len(timings) + 1} of {arguments.repeats}")
         timings.append(
             decode_batch(
-                server, [prompt], new_tokens=arguments.new_tokens, temperature=0, budget=session.budget
+                server, [prompt], new_tokens=arguments.new_tokens, temperature=0, budget=session.budget,
+                watch=progress.tokens,
             )
-        )
+        )  # fmt: skip
     return {
         "step_milliseconds": round(median(timing.step_milliseconds for timing in timings), 4),
         "tokens_per_second": round(median(timing.tokens_per_second for timing in timings), 2),

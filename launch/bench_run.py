@@ -23,6 +23,7 @@ from typing import Any
 from sglang_ddtree_patch import __version__
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch.bench_models import Subject, choose_subject
+from sglang_ddtree_patch.launch.bench_progress import PointProgress
 from sglang_ddtree_patch.launch.bench_record import Record
 from sglang_ddtree_patch.launch.bench_servers import Contender, server_environment, server_flags
 from sglang_ddtree_patch.launch.ceilings import CeilingsUnknown
@@ -37,6 +38,7 @@ from sglang_ddtree_patch.launch.server_process import (
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 from sglang_ddtree_patch.launch.sglang_client import Budget, BudgetSpent, NotMeasured, ServerLost
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
+from sglang_ddtree_patch.launch.terminal import LiveLine
 
 Row = dict[str, Any]
 # (server, who it is, the columns that name a point) -> the other columns
@@ -64,9 +66,14 @@ class Session:
     on_cpu: bool
     folder: RunFolder  # logs, and configs of shapes
     launcher: Launcher
+    view: LiveLine
 
     def say(self, line: str) -> None:
-        print(line, flush=True)
+        self.view.line(line)
+
+    def progress(self, point: Row, prompts: int) -> PointProgress:
+        """Shows how far this point is, while it is measured."""
+        return PointProgress(self.view, name_of(point), prompts)
 
     def log_of(self, contender: Contender) -> Path:
         return self.folder.path / f"{contender.algorithm}-{contender.width}.log"
@@ -81,6 +88,7 @@ class Session:
             ready_timeout=self.budget.timeout(START_SECONDS),
             launcher=self.launcher,
             grace=0,
+            progress=self.view.progress,
         )
         self.say(f"{contender}: starting, log in {server.log_path}")
         with server:
@@ -130,6 +138,7 @@ def run(
                 on_cpu=not has_accelerator(),
                 folder=folder,
                 launcher=launch_python,
+                view=LiveLine(is_shy=True),
             )
             if session.on_cpu:
                 session.launcher = stack.enter_context(ServerTemplate(CPU_ENVIRONMENT)).launch
@@ -202,6 +211,7 @@ def measure_jobs(
                 session.budget.check()
                 failed = True
                 session.folder.keep()
+                session.view.end_progress()
                 print(
                     f"ddtree bench {session.command}: {job.contender}: {error}\n"
                     f"All of its log stays in {session.log_of(job.contender)}",
@@ -225,7 +235,7 @@ def measure_point(
     measure: Measure,
 ) -> None:
     """Measure one point, keep it and say so; one that cannot be measured is only said."""
-    named = ", ".join(f"{name} {value}" for name, value in point.items() if name not in ("model", "width"))
+    named = name_of(point)
     started = time.monotonic()
     try:
         row = {**point, **measure(server, contender, point)}
@@ -237,6 +247,11 @@ def measure_point(
         f"  {named}: {row['tokens_per_second']:.1f} tok/s, {row['accept_length']:.2f} accepted, "
         f"{row['step_milliseconds']:.3f} ms a step (took {time.monotonic() - started:.1f} s)"
     )
+
+
+def name_of(point: Row) -> str:
+    """What sets it apart from the other points of its server."""
+    return ", ".join(f"{name} {value}" for name, value in point.items() if name not in ("model", "width"))
 
 
 def missing(record: Record, jobs: Sequence[Job]) -> str:

@@ -96,6 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
             logs.keep()
             print(f"\nddtree demo: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            view.end_progress()
+            raise
         view.table(comparisons)
         different = sum(not one.is_equal for one in comparisons)
         if different:

@@ -1,14 +1,17 @@
 """`ddtree bench serve` and `context` from the command line to the file, against a stand-in for SGLang."""
 
+import io
 import json
+import re
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from fake_sglang import COMMIT, FakeTemplate
 
 from sglang_ddtree_patch import cli
-from sglang_ddtree_patch.launch import bench_context, bench_run, bench_serve
+from sglang_ddtree_patch.launch import bench_context, bench_progress, bench_run, bench_serve, terminal
 from sglang_ddtree_patch.launch.bench_models import Subject
 from sglang_ddtree_patch.launch.bench_servers import contender
 from sglang_ddtree_patch.launch.ceilings import CeilingsUnknown
@@ -58,6 +61,49 @@ def test_serve_writes_a_row_for_each_server_and_batch_size(tmp_path):
     for row in found["rows"]:
         rounds = row["tokens_per_second"] * row["step_milliseconds"] / 1e3
         assert rounds == pytest.approx(row["batch"] * (row["accept_length"] + 1), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (SERVE, "temperature 0.0, batch 1: repeat 1 of 1, 1 of 2 prompts done"),
+        (SERVE, "temperature 0.0, batch 2: warming up, 0 of 2 prompts done"),
+        (CONTEXT, "context 128: repeat 1 of 2, 0 of 1 prompts done"),
+    ],
+)
+def test_how_far_a_point_is_is_said_while_it_is_measured(capsys, monkeypatch, command, said):
+    monkeypatch.setattr(bench_progress, "TICK_SECONDS", 0.003)
+    monkeypatch.setattr(terminal, "PROGRESS_EVERY_SECONDS", 0.0)
+    assert cli.main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = rf"  algorithm plain, {re.escape(said)}, (\d+) tokens, \d s"
+    counts = [int(found[1]) for line in lines if (found := re.fullmatch(said, line))]
+    assert counts == sorted(counts)
+    assert len({*counts}) > 1
+
+
+def test_a_point_on_a_terminal_leaves_its_row_alone(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    view = terminal.LiveLine(out)
+    monkeypatch.setattr(bench_progress, "TICK_SECONDS", 0.001)
+    with bench_progress.PointProgress(view, "batch 8", prompts=16) as progress:
+        progress.begin("repeat 1 of 3")
+        progress.tokens(120)
+        progress.batch_is_done(8)
+        progress.tokens(7)
+        while "127 tokens" not in out.getvalue():
+            time.sleep(0.001)
+        view.line("said meanwhile")
+    view.line("the row")
+    drawn = out.getvalue().split("\r\033[K")
+    assert "  batch 8: repeat 1 of 3, 8 of 16 prompts done, 127 tokens, 0 s" in drawn
+    # Lines that stay begin where a live one was, or a line ended.
+    stayed = [line for part in drawn for line in part.splitlines(keepends=True) if line.endswith("\n")]
+    assert stayed == ["said meanwhile\n", "the row\n"]
 
 
 def test_each_algorithm_is_the_server_its_name_says(tmp_path):
