@@ -1,8 +1,8 @@
 """`ddtree demo`: the same prompts through DDTREE and through stock SGLang, and a look at both.
 
-Two real servers, one after the other: SGLang with DDTREE at page size 16, whose rounds are shown as they
-stream in, then stock SGLang without this plugin and without speculation. Both run in float32, where equal
-means equal: the command fails if any text differs.
+Two real servers, one after the other: SGLang with DDTREE, its pages and tree as `ddtree serve` would choose
+them, whose rounds are shown as they stream in, then stock SGLang without this plugin and without speculation.
+Both run in float32, where equal means equal: the command fails if any text differs.
 """
 
 import argparse
@@ -14,7 +14,9 @@ from pathlib import Path
 
 from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.launch.demo_view import Comparison, DemoView
+from sglang_ddtree_patch.launch.doctor_models import read_config
 from sglang_ddtree_patch.launch.run_folder import exit_on_signals, run_folder
+from sglang_ddtree_patch.launch.serve_defaults import PAGE_SIZE, choose_width
 from sglang_ddtree_patch.launch.server_process import (
     CPU_ENVIRONMENT,
     Launcher,
@@ -28,8 +30,6 @@ from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_s
 from sglang_ddtree_patch.settings import ALGORITHM, BACKEND
 
 DEFAULT_MODEL = "tiny-gqa"
-PAGE_SIZE = 16
-WIDTH = 32  # rows of a verify, more than a page holds
 MAX_NEW_TOKENS = 96
 # The committed models have seen the Python standard library and little else.
 PROMPTS = (
@@ -63,7 +63,8 @@ def add_parser(subparsers) -> None:
         "demo",
         help="serve a committed model with and without DDTREE and compare",
         description="Stream answers through a real SGLang server with DDTREE, each round's accepted "
-        "tokens marked, then check that stock SGLang gives the same text.",
+        "tokens marked, then check that stock SGLang gives the same text. Page size and tree width are those "
+        "of ddtree serve.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -121,15 +122,16 @@ def compare(
         f"{model} on the {'CPU' if on_cpu else 'GPU'}, float32, page size {PAGE_SIZE}. "
         f"Logs, while this runs: {logs}\n"
     )
+    width = choose_width(read_config(str(folder / "target")), tp_size=1).value
     with contextlib.ExitStack() as stack:
         launcher = stack.enter_context(ServerTemplate(CPU_ENVIRONMENT)).launch if on_cpu else launch_python
         servers = DemoServers(folder / "target", on_cpu, logs, launcher, view)
 
-        view.line(f"SGLang with {ALGORITHM} and {BACKEND}, {WIDTH} rows a verify:")
+        view.line(f"SGLang with {ALGORITHM} and {BACKEND}, {width} rows a verify:")
         tree_flags = (
             "--speculative-algorithm", ALGORITHM,
             "--speculative-draft-model-path", str(folder / "draft"),
-            "--speculative-num-draft-tokens", str(WIDTH),
+            "--speculative-num-draft-tokens", width,
         )  # fmt: skip
         with servers.start("ddtree", tree_flags, {}) as server:
             with_trees = [complete(server, prompt, max_new_tokens, view) for prompt in prompts]

@@ -16,7 +16,9 @@ from typing import NoReturn
 
 from sglang_ddtree_patch.launch.serve_defaults import (
     DRAFT_FLAGS,
+    PAGE_SIZE,
     TARGET_FLAGS,
+    WIDEST_DEFAULT,
     Default,
     choose_defaults,
     first_given,
@@ -28,6 +30,7 @@ from sglang_ddtree_patch.settings import (
     ALGORITHM,
     AUTO,
     CANDIDATES_VARIABLE,
+    DEFAULT_WIDTH,
     FIXED,
     KERNEL_VARIABLE,
     KERNELS,
@@ -37,7 +40,12 @@ from sglang_ddtree_patch.settings import (
 # Short names of ours, and what SGLang calls the same.
 SHORT_FLAGS = {
     "draft": ("PATH", "--speculative-draft-model-path", "the DFlash drafter"),
-    "width": ("N", "--speculative-num-draft-tokens", "rows of the verify block, root included"),
+    "width": (
+        "N",
+        "--speculative-num-draft-tokens",
+        f"rows of the verify block, root included (default: {DEFAULT_WIDTH} to {WIDEST_DEFAULT}, by the "
+        "target's heads)",
+    ),
     "block": ("N", "--speculative-dflash-block-size", "positions the drafter proposes, root included"),
 }
 SHORT_VARIABLES = {
@@ -46,15 +54,15 @@ SHORT_VARIABLES = {
     "kernel": ("NAME", KERNEL_VARIABLE, f"tree attention: {AUTO} or one of {', '.join(KERNELS)}"),
 }
 
-_EXAMPLE = """\
+_EXAMPLE = f"""\
 example:
   ddtree serve --model-path Qwen/Qwen3-8B --draft z-lab/Qwen3-8B-DFlash-b16 --width 33
   ddtree serve --model-path TARGET --draft DRAFT --tp-size 16 --nnodes 2 --node-rank 0 \\
       --dist-init-addr HOST:PORT
 
 Every flag of sglang.launch_server is taken, and a flag you give is never changed. What you leave open is
-filled in and printed with the reason: algorithm, attention backend, page size, tree width, the drafter's
-window, and the CPU platform where torch sees no accelerator. This process then becomes
+filled in and printed with the reason: algorithm, attention backend, page size ({PAGE_SIZE}), tree width, the
+drafter's window, and the CPU platform where torch sees no accelerator. This process then becomes
 sglang.launch_server. On several nodes, type the same on each.
 """
 
