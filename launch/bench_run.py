@@ -124,6 +124,9 @@ def run(
     command: str, arguments: argparse.Namespace, measure: Callable[[Session, argparse.Namespace], int]
 ) -> int:
     """Set a session up and hand it to the command's own part; returns the exit code."""
+    if arguments.budget is not None and not arguments.budget > 0:
+        print(f"ddtree bench {command}: --budget must be above 0.", file=sys.stderr)
+        return 2
     if not require_sglang(f"bench {command}"):
         return 1
     exit_on_signals()

@@ -11,10 +11,12 @@ batch is timed: bench_client.py.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from itertools import cycle, islice
 from statistics import median
 
+from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch import bench_run
 from sglang_ddtree_patch.launch.bench_client import BatchTiming, decode_batch, total
 from sglang_ddtree_patch.launch.bench_models import (
@@ -87,6 +89,8 @@ def measure(session: Session, arguments: argparse.Namespace) -> int:
     bench_run.check_counts(
         arguments, "batch", "width", "prompts", "prompt_tokens", "new_tokens", "repeats", "page_size"
     )
+    if not all(0 <= temperature < math.inf for temperature in arguments.temperature):
+        raise ConfigurationError("--temperature must be 0 or more.")
     settings = {
         "prompts": arguments.prompts,
         "new_tokens": arguments.new_tokens,

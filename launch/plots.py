@@ -75,20 +75,30 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     for name, figure in figures.items():
         file = output.with_stem(f"{output.stem}-{name}") if name else output
-        figure.savefig(file, dpi=150)
+        try:
+            figure.savefig(file, dpi=150)
+        except OSError as error:
+            print(f"ddtree bench plot: {file} cannot be written: {error.strerror}.", file=sys.stderr)
+            return 1
         print(file)
     return 0
 
 
 def read_results(file: Path) -> dict[str, Any]:
-    """Raises ConfigurationError where the file holds no rows."""
+    """Raises ConfigurationError where the file cannot be read or holds no rows."""
     try:
-        results = json.loads(file.read_text())
+        text = file.read_text()
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file} is no text: give what --json wrote.") from error
+    try:
+        results = json.loads(text)
         device_and_date(results)
         if results["rows"]:
             results["rows"][0].keys()
             return results
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{file} holds no results of ddtree bench kernel, serve or context: {error}."
         ) from error

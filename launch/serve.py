@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch.serve_defaults import (
     DRAFT_FLAGS,
     PAGE_SIZE,
@@ -112,9 +113,11 @@ def run(arguments: argparse.Namespace) -> int:
         for name, (_, variable, _) in SHORT_VARIABLES.items()
         if (value := getattr(arguments, name)) is not None
     }
-    wrong = twice_given(short, arguments.sglang_flags)
     flags = [*long_flags(short), *arguments.sglang_flags]
-    wrong = wrong or missing_flag(flags)
+    try:
+        wrong = twice_given(short, arguments.sglang_flags) or missing_flag(flags)
+    except ConfigurationError as error:
+        wrong = str(error)
     if wrong is not None:
         print(f"ddtree serve: {wrong} See: ddtree serve --help", file=sys.stderr)
         return 2
@@ -167,9 +170,9 @@ def twice_given(short: Mapping[str, str], flags: Sequence[str]) -> str | None:
 def missing_flag(flags: Sequence[str]) -> str | None:
     """What to say when a flag is missing that no server can do without, before SGLang is imported."""
     given = given_flags(flags)
-    if first_given(given, TARGET_FLAGS) is None:
+    if not first_given(given, TARGET_FLAGS):
         return "no target model: add --model-path PATH."
-    if is_ddtree(given) and first_given(given, DRAFT_FLAGS) is None:
+    if is_ddtree(given) and not first_given(given, DRAFT_FLAGS):
         return f"{ALGORITHM} needs a DFlash drafter: add --draft PATH (--speculative-draft-model-path)."
     return None
 
@@ -194,8 +197,18 @@ def flag_value(flags: Sequence[str], name: str) -> str | None:
 
 
 def flags_in_config(path: str | None) -> dict[str, str]:
-    """Top-level scalar settings of SGLang's --config YAML as flags, so that they count as given."""
-    if path is None or not Path(path).is_file():
+    """Top-level scalar settings of SGLang's --config YAML as flags, so that they count as given.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    if path is None:
         return {}
-    settings = re.findall(r"^([A-Za-z][\w-]*)[ \t]*:[ \t]*([^#\n]*)", Path(path).read_text(), re.MULTILINE)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--config {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--config {path} is no text: give a YAML file.") from error
+    settings = re.findall(r"^([A-Za-z][\w-]*)[ \t]*:[ \t]*([^#\n]*)", text, re.MULTILINE)
     return {f"--{name.replace('_', '-')}": value.strip().strip("'\"") for name, value in settings}

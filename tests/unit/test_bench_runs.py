@@ -307,6 +307,11 @@ def test_contexts_are_clipped_to_the_model_once():
         (["--model", "tiny-gqa", "--draft", "x"], "brings its own drafter"),
         (["--model", "tiny-gqa", "--batch", "1", "0"], "--batch must be at least 1"),
         (["--model", "tiny-gqa", "--resume"], "--resume needs --json"),
+        (["--model", "tiny-gqa", "--temperature", "0", "-1"], "--temperature must be 0 or more"),
+        (["--model", "tiny-gqa", "--temperature", "nan"], "--temperature must be 0 or more"),
+        (["--model", "tiny-gqa", "--budget", "0"], "--budget must be above 0"),
+        (["--model", "tiny-gqa", "--json", "/tmp"], "/tmp is a folder"),
+        (["--model", "tiny-gqa", "--json", "/nowhere/x"], "/nowhere/x cannot be written: No such file"),
     ],
 )
 def test_wrong_options_end_with_two_before_any_server(capsys, arguments, words):

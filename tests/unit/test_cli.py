@@ -149,9 +149,22 @@ def test_serve_counts_a_config_file_as_given(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("data", "words"), [(None, "cannot be read: No such file or directory."), (b"\xff", "is no text")]
+)
+def test_serve_says_what_is_wrong_with_a_config_file(tmp_path, capsys, data, words):
+    config = tmp_path / "server.yaml"
+    if data is not None:
+        config.write_bytes(data)
+    assert cli.main(["serve", "--config", str(config)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ddtree serve: --config {config} {words}")
+
+
+@pytest.mark.parametrize(
     ("flags", "words"),
     [
         ([], "--model-path"),
+        (["--model-path", "", "--draft", "D"], "--model-path"),
         (["--model-path", "T"], "--speculative-draft-model-path"),
         ([*MODELS, "--width", "8", "--speculative-num-draft-tokens", "9"], "give one of them"),
         (["--model", "T", "--page-size", "16"], "--speculative-draft-model-path"),
@@ -287,6 +300,16 @@ def test_the_demo_shows_why_a_server_failed_and_keeps_its_log(monkeypatch, tmp_p
     assert cli.main(["demo"]) == 1
     (folder,) = tmp_path.iterdir()
     assert f"{folder}/x.log" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    """As in `ddtree models | head`."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "sglang_ddtree_patch.cli", "models"]
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (141, "")
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(monkeypatch, capsys):

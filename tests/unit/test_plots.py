@@ -171,6 +171,25 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, text, output, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("data", "words"), [(None, "cannot be read: No such file or directory."), (b"\xff", "is no text")]
+)
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, capsys, data, words):
+    file = tmp_path / "results.json"
+    if data is not None:
+        file.write_bytes(data)
+    assert cli.main(["bench", "plot", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(f"ddtree bench plot: {file} {words}")
+
+
+def test_a_figure_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    file, output = tmp_path / "serve.json", tmp_path / "figure.svg"
+    file.write_text(json.dumps({**HEADER, "rows": [serve_row("plain", 1, 0.0, 1, 100.0)]}))
+    output.mkdir()
+    assert cli.main(["bench", "plot", str(file), "--output", str(output)]) == 1
+    assert capsys.readouterr().err == f"ddtree bench plot: {output} cannot be written: Is a directory.\n"
+
+
 def test_without_matplotlib_it_says_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
     assert cli.main(["bench", "plot", str(tmp_path / "x.json")]) == 1

@@ -264,7 +264,8 @@ def test_ctrl_c_keeps_the_rows_and_says_so(tmp_path, capsys, monkeypatch, argume
         (["commit", "--contexts", "10"], "--contexts must be at least 64"),
         (["gpu", "--seconds", "0"], "--seconds and --copy-rate must be above 0"),
         (["gpu", "--copy-rate", "9", "--model", "nowhere"], "nowhere is no folder"),
-        (["commit", "--json", "/nowhere/commit.json"], "cannot be written"),
+        (["commit", "--json", "/nowhere/commit.json"], "cannot be written: No such file or directory."),
+        (["commit", "--json", "/tmp"], "/tmp is a folder"),
     ],
 )
 def test_wrong_options_are_one_line(capsys, arguments, words):
