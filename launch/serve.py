@@ -170,9 +170,14 @@ def twice_given(short: Mapping[str, str], flags: Sequence[str]) -> str | None:
 def missing_flag(flags: Sequence[str]) -> str | None:
     """What to say when a flag is missing that no server can do without, before SGLang is imported."""
     given = given_flags(flags)
-    if not first_given(given, TARGET_FLAGS):
+    config = flag_value(flags, "--config")
+    lacks_target = not first_given(given, TARGET_FLAGS)
+    lacks_draft = is_ddtree(given) and not first_given(given, DRAFT_FLAGS)
+    if config is not None and not Path(config).is_file() and (lacks_target or lacks_draft):
+        return f"--config {config} is no file."
+    if lacks_target:
         return "no target model: add --model-path PATH."
-    if is_ddtree(given) and not first_given(given, DRAFT_FLAGS):
+    if lacks_draft:
         return f"{ALGORITHM} needs a DFlash drafter: add --draft PATH (--speculative-draft-model-path)."
     return None
 
@@ -200,14 +205,14 @@ def flags_in_config(path: str | None) -> dict[str, str]:
     """Top-level scalar settings of SGLang's --config YAML as flags, so that they count as given.
 
     Raises:
-        ConfigurationError: it cannot be read.
+        ConfigurationError: it is no text.
     """
     if path is None:
         return {}
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--config {path} cannot be read: {error.strerror}.") from error
+    except OSError:  # said by missing_flag where something is missing then, else by SGLang
+        return {}
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"--config {path} is no text: give a YAML file.") from error
     settings = re.findall(r"^([A-Za-z][\w-]*)[ \t]*:[ \t]*([^#\n]*)", text, re.MULTILINE)
