@@ -39,6 +39,7 @@ from sglang_ddtree_patch.launch.server_template import ServerTemplate
 from sglang_ddtree_patch.launch.sglang_client import Budget, BudgetSpent, NotMeasured, ServerLost
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
 from sglang_ddtree_patch.launch.terminal import LiveLine
+from sglang_ddtree_patch.settings import MAX_WIDTH
 
 Row = dict[str, Any]
 # (server, who it is, the columns that name a point) -> the other columns
@@ -155,15 +156,18 @@ def run(
 
 
 def check_counts(arguments: argparse.Namespace, *names: str) -> None:
-    """Refuse counts below 1.
+    """Refuse counts below 1, and trees wider than there are.
 
     Raises:
         ConfigurationError: names the first such option.
     """
     for name in names:
         values = getattr(arguments, name)
-        if min(values if isinstance(values, list) else [values]) < 1:
+        values = values if isinstance(values, list) else [values]
+        if min(values) < 1:
             raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 1.")
+        if name == "width" and max(values) > MAX_WIDTH:
+            raise ConfigurationError(f"--width must be at most {MAX_WIDTH}.")
 
 
 def header(session: Session, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -256,6 +256,14 @@ def test_a_cache_type_without_a_known_size_is_refused_before_any_server(capsys):
     assert FakeTemplate.started == []
 
 
+def test_a_model_without_a_tokenizer_is_refused_before_any_server(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 2}')
+    named = ["--model", str(tmp_path), "--draft", str(tmp_path)]
+    assert cli.main(["bench", "serve", *named]) == 2
+    assert f"{tmp_path}: no tokenizer can be read there (" in capsys.readouterr().err
+    assert FakeTemplate.started == []
+
+
 def test_batches_hold_the_same_prompts_in_the_same_order_at_every_size():
     prompts = [[number] for number in range(5)]
     assert bench_serve.make_batches(prompts, 1, 3) == [[[0]], [[1]], [[2]]]
@@ -310,6 +318,7 @@ def test_contexts_are_clipped_to_the_model_once():
         (["--model", "tiny-gqa", "--temperature", "0", "-1"], "--temperature must be 0 or more"),
         (["--model", "tiny-gqa", "--temperature", "nan"], "--temperature must be 0 or more"),
         (["--model", "tiny-gqa", "--budget", "0"], "--budget must be above 0"),
+        (["--model", "tiny-gqa", "--width", "16", "257"], "--width must be at most 256"),
         (["--model", "tiny-gqa", "--json", "/tmp"], "/tmp is a folder"),
         (["--model", "tiny-gqa", "--json", "/nowhere/x"], "/nowhere/x cannot be written: No such file"),
     ],
