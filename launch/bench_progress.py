@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, replace
 
 from sglang_ddtree_patch.launch.terminal import LiveLine
 
 TICK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class _Now:
+    """How far a part is; exchanged as a whole, since another thread reads it."""
+
+    part: str = ""
+    done: int = 0  # prompts
+    decoded: int = 0  # tokens of those
+    in_batch: int = 0  # tokens of the batch that is being decoded
 
 
 class PointProgress:
@@ -23,7 +34,7 @@ class PointProgress:
 
     def __init__(self, view: LiveLine, point: str, prompts: int):
         self._view, self._point, self._prompts = view, point, prompts
-        self._part, self._done, self._decoded, self._in_batch = "", 0, 0, 0
+        self._now = _Now()
         self._started = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
@@ -38,20 +49,21 @@ class PointProgress:
         self._view.end_progress()
 
     def begin(self, part: str) -> None:
-        self._part, self._done, self._decoded, self._in_batch = part, 0, 0, 0
+        self._now = _Now(part)
 
     def tokens(self, count: int) -> None:
         """Generated so far in the batch that is being decoded."""
-        self._in_batch = count
+        self._now = replace(self._now, in_batch=count)
 
     def batch_is_done(self, prompts: int) -> None:
-        self._done += prompts
-        self._decoded, self._in_batch = self._decoded + self._in_batch, 0
+        now = self._now
+        self._now = _Now(now.part, now.done + prompts, now.decoded + now.in_batch)
 
     def text(self) -> str:
+        now, seconds = self._now, time.monotonic() - self._started
         return (
-            f"  {self._point}: {self._part}, {self._done} of {self._prompts} prompts done, "
-            f"{self._decoded + self._in_batch} tokens, {time.monotonic() - self._started:.0f} s"
+            f"  {self._point}: {now.part}, {now.done} of {self._prompts} prompts done, "
+            f"{now.decoded + now.in_batch} tokens, {seconds:.0f} s"
         )
 
     def _tick(self) -> None:
