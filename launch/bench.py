@@ -9,10 +9,11 @@ ddtree bench plot       a results file of any of these as a figure
 from __future__ import annotations
 
 import argparse
+import sys
 
 from sglang_ddtree_patch.launch import bench_context, bench_serve, plots
 from sglang_ddtree_patch.launch.bench_kernel_options import parse_options
-from sglang_ddtree_patch.launch.sglang_install import require_sglang
+from sglang_ddtree_patch.launch.sglang_install import has_nvidia_gpu, require_sglang
 
 _EXAMPLE = """\
 example:
@@ -42,6 +43,13 @@ def run_kernel(arguments: argparse.Namespace) -> int:
     """Hand all flags to the kernel benchmark, which imports torch, once they are right."""
     parse_options(arguments.sglang_flags)
     if not require_sglang("bench kernel"):
+        return 1
+    if not has_nvidia_gpu():
+        print(
+            "ddtree bench kernel: torch sees no NVIDIA GPU here, and this times GPU kernels. "
+            "On a CPU: ddtree bench serve, ddtree bench context",
+            file=sys.stderr,
+        )
         return 1
     from sglang_ddtree_patch.launch import bench_kernel
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 
@@ -137,8 +137,12 @@ def decode_batch(
     new_tokens: int,
     temperature: float,
     budget: Budget,
+    watch: Callable[[int], None] = lambda tokens: None,
 ) -> BatchTiming:
-    """Send the prompts at once and time their steady window."""
+    """Send the prompts at once and time their steady window.
+
+    watch: called at each event with the tokens that all requests have so far.
+    """
     payload = {
         "input_ids": [list(prompt) for prompt in prompts],
         "sampling_params": {
@@ -149,8 +153,11 @@ def decode_batch(
         },
     }
     requests = [RequestProgress() for _ in prompts]
+    tokens = [0] * len(prompts)
     for event in stream_answer(server, payload, budget):
         requests[event["index"]].add(time.monotonic(), event["meta_info"])
+        tokens[event["index"]] = event["meta_info"]["completion_tokens"]
+        watch(sum(tokens))
     if not all(request.is_finished for request in requests):
         raise ServerLost(f"the answer ended early{server.last_words()}")
     return steady_window(requests)

@@ -22,6 +22,7 @@ from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch import bench_run
 from sglang_ddtree_patch.launch.bench_client import cache_prompt, decode_batch
 from sglang_ddtree_patch.launch.bench_models import is_random, long_text, random_tokens
+from sglang_ddtree_patch.launch.bench_progress import PointProgress
 from sglang_ddtree_patch.launch.bench_record import Record, open_record, write_whole
 from sglang_ddtree_patch.launch.bench_run import Job, Row, Session
 from sglang_ddtree_patch.launch.bench_servers import (
@@ -38,6 +39,7 @@ from sglang_ddtree_patch.launch.kv_bytes import element_bytes, kv_bytes_a_step, 
 from sglang_ddtree_patch.launch.serve import named_flags
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.launch.sglang_client import read_json
+from sglang_ddtree_patch.launch.token_counts import parse_tokens, shown_tokens
 
 ALGORITHMS = (PLAIN, DFLASH, DDTREE, DFLASH_TRITON_PAGE1)
 CONTEXTS = [1024, 4096, 16384, 65536, 131072, 189440]
@@ -57,7 +59,7 @@ SPARE_POSITIONS = 16
 _EXAMPLE = """\
 example:
   ddtree bench context --model qwen3-8b-shapes --json context.json
-  ddtree bench context --model tiny-gqa --contexts 512 1024 2048
+  ddtree bench context --model tiny-gqa --contexts 512 1k 2k
 
 SGLang flags that are not listed above go to every server.
 """
@@ -79,7 +81,13 @@ def add_parser(subparsers) -> None:
         "--width", type=int, default=16, help="rows of ddtree's verify (default: %(default)s)"
     )
     parser.add_argument(
-        "--contexts", nargs="+", type=int, default=CONTEXTS, help="prompt lengths (default: 1k to 185k)"
+        "--contexts",
+        nargs="+",
+        type=parse_tokens,
+        default=CONTEXTS,
+        metavar="TOKENS",
+        help="prompt lengths, such as 1k 16k or 1024 16384 (default: "
+        f"{' '.join(map(shown_tokens, CONTEXTS))})",
     )
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens a timing (default: %(default)s)")
     parser.add_argument(
@@ -92,7 +100,7 @@ def add_parser(subparsers) -> None:
 
 
 def measure(session: Session, arguments: argparse.Namespace) -> int:
-    bench_run.check_counts(arguments, "contexts", "width", "new_tokens", "repeats", "page_size")
+    bench_run.check_counts(arguments, "width", "new_tokens", "repeats", "page_size")
     settings = {
         "width": arguments.width,
         "new_tokens": arguments.new_tokens,
@@ -111,7 +119,8 @@ def measure(session: Session, arguments: argparse.Namespace) -> int:
         record.header["ceilings"] = measure_ceilings()
 
     def measure_row(server: ServerProcess, served: Contender, point: Row) -> Row:
-        timed = time_context(session, server, text[: point["context"]], arguments)
+        with session.progress(point, 1) as progress:
+            timed = time_context(session, server, text[: point["context"]], arguments, progress)
         return timed | cost(session, served, server, point["context"], timed["step_milliseconds"], record)
 
     code = bench_run.measure_jobs(session, record, jobs, 1, measure_row)
@@ -151,8 +160,13 @@ def clip(contexts: Sequence[int], longest: int) -> list[int]:
 
 
 def time_context(
-    session: Session, server: ServerProcess, prompt: list[int], arguments: argparse.Namespace
+    session: Session,
+    server: ServerProcess,
+    prompt: list[int],
+    arguments: argparse.Namespace,
+    progress: PointProgress,
 ) -> dict[str, float]:
+    progress.begin("caching the prefix")
     spent = cache_prompt(server, prompt, session.budget)
     session.say(f"  context {len(prompt)}: prefix cached in {spent:.1f} s")
     started = time.monotonic()
@@ -160,11 +174,13 @@ def time_context(
     while len(timings) < arguments.repeats:
         if timings and time.monotonic() - started > arguments.point_seconds:
             break
+        progress.begin(f"repeat {len(timings) + 1} of {arguments.repeats}")
         timings.append(
             decode_batch(
-                server, [prompt], new_tokens=arguments.new_tokens, temperature=0, budget=session.budget
+                server, [prompt], new_tokens=arguments.new_tokens, temperature=0, budget=session.budget,
+                watch=progress.tokens,
             )
-        )
+        )  # fmt: skip
     return {
         "step_milliseconds": round(median(timing.step_milliseconds for timing in timings), 4),
         "tokens_per_second": round(median(timing.tokens_per_second for timing in timings), 2),

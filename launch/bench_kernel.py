@@ -2,8 +2,8 @@
 
     python -m sglang_ddtree_patch.launch.bench_kernel --json kernel.json
 
-From a checkout that is the same command, in its root. Beside our kernels (`ddtree` is what a
-server would run, `ddtree-triton` the best of it without a vendor's kernel) it times what a user would run
+From a checkout that is the same command, in its root. Beside our kernels (`ddtree` is what a server
+would run, `ddtree-triton` our best of any kind without a vendor's kernel) it times what a user would run
 instead, where those packages are installed. Everything that verifies trees is first compared with the
 float32 reference on the same input; what is off is not timed. Times are medians over replays of a CUDA
 graph whose calls rotate over copies of the cache: one layer each, without what a forward prepares once.

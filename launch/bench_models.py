@@ -143,4 +143,11 @@ def long_text(subject: Subject, count: int) -> list[int]:
 def _tokenizer(subject: Subject):
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(subject.target)
+    try:
+        return AutoTokenizer.from_pretrained(subject.target)
+    except (OSError, ValueError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigurationError(
+            f"{subject.target}: no tokenizer can be read there ({first}). Give a model that has one, or add "
+            "--load-format dummy for random weights and prompts."
+        ) from error

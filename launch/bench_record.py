@@ -42,6 +42,8 @@ class Record:
         Raises:
             ConfigurationError: it is there, or cannot be written.
         """
+        if self.path is not None and self.path.is_dir():
+            raise ConfigurationError(f"{self.path} is a folder: name a file for --json.")
         if self.path is not None and self.path.exists():
             raise ConfigurationError(f"{self.path} is there: name another --json, or remove it.")
         self.write_first()
@@ -83,7 +85,7 @@ class Record:
         try:
             self.write()
         except OSError as error:
-            raise ConfigurationError(f"{self.path} cannot be written: {error}.") from error
+            raise ConfigurationError(f"{self.path} cannot be written: {error.strerror}.") from error
 
     def _name(self, row: Mapping[str, Any]) -> tuple:
         return tuple(row[column] for column in self._key)
@@ -101,6 +103,8 @@ def open_record(record: Record, resume: bool) -> None:
         if resume:
             raise ConfigurationError("--resume needs --json FILE: the file to go on with.")
         return
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a folder: name a file for --json.")
     if path.exists():
         if not resume:
             raise ConfigurationError(f"{path} is there: add --resume to go on with it, or remove it.")

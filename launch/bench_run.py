@@ -12,9 +12,7 @@ import importlib.metadata
 import os
 import platform
 import shlex
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +23,11 @@ from typing import Any
 from sglang_ddtree_patch import __version__
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch.bench_models import Subject, choose_subject
+from sglang_ddtree_patch.launch.bench_progress import PointProgress
 from sglang_ddtree_patch.launch.bench_record import Record
 from sglang_ddtree_patch.launch.bench_servers import Contender, server_environment, server_flags
 from sglang_ddtree_patch.launch.ceilings import CeilingsUnknown
+from sglang_ddtree_patch.launch.run_folder import RunFolder, exit_on_signals, run_folder
 from sglang_ddtree_patch.launch.server_process import (
     CPU_ENVIRONMENT,
     Launcher,
@@ -38,6 +38,8 @@ from sglang_ddtree_patch.launch.server_process import (
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 from sglang_ddtree_patch.launch.sglang_client import Budget, BudgetSpent, NotMeasured, ServerLost
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
+from sglang_ddtree_patch.launch.terminal import LiveLine
+from sglang_ddtree_patch.settings import MAX_WIDTH
 
 Row = dict[str, Any]
 # (server, who it is, the columns that name a point) -> the other columns
@@ -63,11 +65,19 @@ class Session:
     given: tuple[str, ...]  # SGLang flags from the command line
     budget: Budget
     on_cpu: bool
-    folder: Path  # logs, and configs of shapes
+    folder: RunFolder  # logs, and configs of shapes
     launcher: Launcher
+    view: LiveLine
 
     def say(self, line: str) -> None:
-        print(line, flush=True)
+        self.view.line(line)
+
+    def progress(self, point: Row, prompts: int) -> PointProgress:
+        """Shows how far this point is, while it is measured."""
+        return PointProgress(self.view, name_of(point), prompts)
+
+    def log_of(self, contender: Contender) -> Path:
+        return self.folder.path / f"{contender.algorithm}-{contender.width}.log"
 
     @contextlib.contextmanager
     def serve(self, contender: Contender, most_requests: int) -> Iterator[ServerProcess]:
@@ -75,10 +85,11 @@ class Session:
         server = ServerProcess(
             server_flags(contender, self.subject, self.given, most_requests, self.on_cpu),
             environment=server_environment(contender, self.on_cpu),
-            log_path=self.folder / f"{contender.algorithm}-{contender.width}.log",
+            log_path=self.log_of(contender),
             ready_timeout=self.budget.timeout(START_SECONDS),
             launcher=self.launcher,
             grace=0,
+            progress=self.view.progress,
         )
         self.say(f"{contender}: starting, log in {server.log_path}")
         with server:
@@ -114,21 +125,25 @@ def run(
     command: str, arguments: argparse.Namespace, measure: Callable[[Session, argparse.Namespace], int]
 ) -> int:
     """Set a session up and hand it to the command's own part; returns the exit code."""
+    if arguments.budget is not None and not arguments.budget > 0:
+        print(f"ddtree bench {command}: --budget must be above 0.", file=sys.stderr)
+        return 2
     if not require_sglang(f"bench {command}"):
         return 1
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    folder = Path(tempfile.mkdtemp(prefix="ddtree-bench-"))
+    exit_on_signals()
     try:
-        session = Session(
-            command=command,
-            subject=choose_subject(arguments.model, arguments.draft, arguments.name, folder),
-            given=tuple(arguments.sglang_flags),
-            budget=Budget(arguments.budget),
-            on_cpu=not has_accelerator(),
-            folder=folder,
-            launcher=launch_python,
-        )
         with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(run_folder("bench"))
+            session = Session(
+                command=command,
+                subject=choose_subject(arguments.model, arguments.draft, arguments.name, folder.path),
+                given=tuple(arguments.sglang_flags),
+                budget=Budget(arguments.budget),
+                on_cpu=not has_accelerator(),
+                folder=folder,
+                launcher=launch_python,
+                view=LiveLine(is_shy=True),
+            )
             if session.on_cpu:
                 session.launcher = stack.enter_context(ServerTemplate(CPU_ENVIRONMENT)).launch
             return measure(session, arguments)
@@ -141,15 +156,18 @@ def run(
 
 
 def check_counts(arguments: argparse.Namespace, *names: str) -> None:
-    """Refuse counts below 1.
+    """Refuse counts below 1, and trees wider than there are.
 
     Raises:
         ConfigurationError: names the first such option.
     """
     for name in names:
         values = getattr(arguments, name)
-        if min(values if isinstance(values, list) else [values]) < 1:
+        values = values if isinstance(values, list) else [values]
+        if min(values) < 1:
             raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 1.")
+        if name == "width" and max(values) > MAX_WIDTH:
+            raise ConfigurationError(f"--width must be at most {MAX_WIDTH}.")
 
 
 def header(session: Session, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,8 +217,13 @@ def measure_jobs(
             except (ServerStartError, ServerLost) as error:
                 session.budget.check()
                 failed = True
+                session.folder.keep()
+                session.view.end_progress()
                 print(
-                    f"ddtree bench {session.command}: {job.contender}: {error}", file=sys.stderr, flush=True
+                    f"ddtree bench {session.command}: {job.contender}: {error}\n"
+                    f"All of its log stays in {session.log_of(job.contender)}",
+                    file=sys.stderr,
+                    flush=True,
                 )
     except BudgetSpent:
         session.say(f"The budget is spent. {missing(record, jobs)}")
@@ -219,7 +242,7 @@ def measure_point(
     measure: Measure,
 ) -> None:
     """Measure one point, keep it and say so; one that cannot be measured is only said."""
-    named = ", ".join(f"{name} {value}" for name, value in point.items() if name not in ("model", "width"))
+    named = name_of(point)
     started = time.monotonic()
     try:
         row = {**point, **measure(server, contender, point)}
@@ -231,6 +254,11 @@ def measure_point(
         f"  {named}: {row['tokens_per_second']:.1f} tok/s, {row['accept_length']:.2f} accepted, "
         f"{row['step_milliseconds']:.3f} ms a step (took {time.monotonic() - started:.1f} s)"
     )
+
+
+def name_of(point: Row) -> str:
+    """What sets it apart from the other points of its server."""
+    return ", ".join(f"{name} {value}" for name, value in point.items() if name not in ("model", "width"))
 
 
 def missing(record: Record, jobs: Sequence[Job]) -> str:

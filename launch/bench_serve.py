@@ -11,18 +11,21 @@ batch is timed: bench_client.py.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from itertools import cycle, islice
 from statistics import median
 
+from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch import bench_run
-from sglang_ddtree_patch.launch.bench_client import decode_batch, total
+from sglang_ddtree_patch.launch.bench_client import BatchTiming, decode_batch, total
 from sglang_ddtree_patch.launch.bench_models import (
     PROMPT_SETS,
     chat_prompts,
     is_random,
     random_tokens,
 )
+from sglang_ddtree_patch.launch.bench_progress import PointProgress
 from sglang_ddtree_patch.launch.bench_record import Record, open_record
 from sglang_ddtree_patch.launch.bench_run import Job, Row, Session
 from sglang_ddtree_patch.launch.bench_servers import (
@@ -86,6 +89,8 @@ def measure(session: Session, arguments: argparse.Namespace) -> int:
     bench_run.check_counts(
         arguments, "batch", "width", "prompts", "prompt_tokens", "new_tokens", "repeats", "page_size"
     )
+    if not all(0 <= temperature < math.inf for temperature in arguments.temperature):
+        raise ConfigurationError("--temperature must be 0 or more.")
     settings = {
         "prompts": arguments.prompts,
         "new_tokens": arguments.new_tokens,
@@ -107,7 +112,8 @@ def measure(session: Session, arguments: argparse.Namespace) -> int:
 
     def measure_row(server: ServerProcess, _: Contender, point: Row) -> Row:
         batches = make_batches(prompts, point["batch"], arguments.prompts)
-        return time_batches(session, server, batches, point["temperature"], arguments)
+        with session.progress(point, sum(map(len, batches))) as progress:
+            return time_batches(session, server, batches, point["temperature"], arguments, progress)
 
     return bench_run.measure_jobs(
         session, record, plan_jobs(session, arguments), max(arguments.batch), measure_row
@@ -149,21 +155,26 @@ def time_batches(
     batches: Sequence[Sequence[list[int]]],
     temperature: float,
     arguments: argparse.Namespace,
+    progress: PointProgress,
 ) -> Row:
     """The measured columns: a pass that warms, then the median of the repeats."""
 
-    def one_pass(new_tokens: int):
-        return total(
-            [
+    def one_pass(name: str, new_tokens: int) -> BatchTiming:
+        progress.begin(name)
+        timings = []
+        for batch in batches:
+            timings.append(
                 decode_batch(
-                    server, batch, new_tokens=new_tokens, temperature=temperature, budget=session.budget
+                    server, batch, new_tokens=new_tokens, temperature=temperature, budget=session.budget,
+                    watch=progress.tokens,
                 )
-                for batch in batches
-            ]
-        )
+            )  # fmt: skip
+            progress.batch_is_done(len(batch))
+        return total(timings)
 
-    one_pass(min(WARM_TOKENS, arguments.new_tokens))
-    passes = [one_pass(arguments.new_tokens) for _ in range(arguments.repeats)]
+    one_pass("warming up", min(WARM_TOKENS, arguments.new_tokens))
+    repeats = arguments.repeats
+    passes = [one_pass(f"repeat {n} of {repeats}", arguments.new_tokens) for n in range(1, repeats + 1)]
     return {
         "tokens_per_second": round(median(timing.tokens_per_second for timing in passes), 2),
         "accept_length": round(median(timing.accept_length for timing in passes), 3),

@@ -1,21 +1,22 @@
 """`ddtree demo`: the same prompts through DDTREE and through stock SGLang, and a look at both.
 
-Two real servers, one after the other: SGLang with DDTREE at page size 16, whose rounds are shown as they
-stream in, then stock SGLang without this plugin and without speculation. Both run in float32, where equal
-means equal: the command fails if any text differs.
+Two real servers, one after the other: SGLang with DDTREE, its pages and tree as `ddtree serve` would choose
+them, whose rounds are shown as they stream in, then stock SGLang without this plugin and without speculation.
+Both run in float32, where equal means equal: the command fails if any text differs.
 """
 
 import argparse
 import contextlib
-import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.launch.demo_view import Comparison, DemoView
+from sglang_ddtree_patch.launch.doctor_models import read_config
+from sglang_ddtree_patch.launch.run_folder import exit_on_signals, run_folder
+from sglang_ddtree_patch.launch.serve_defaults import PAGE_SIZE, choose_width
 from sglang_ddtree_patch.launch.server_process import (
     CPU_ENVIRONMENT,
     Launcher,
@@ -24,12 +25,11 @@ from sglang_ddtree_patch.launch.server_process import (
     launch_python,
 )
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
+from sglang_ddtree_patch.launch.sglang_client import Budget, NotMeasured, ServerLost, stream_answer
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
 from sglang_ddtree_patch.settings import ALGORITHM, BACKEND
 
 DEFAULT_MODEL = "tiny-gqa"
-PAGE_SIZE = 16
-WIDTH = 32  # rows of a verify, more than a page holds
 MAX_NEW_TOKENS = 96
 # The committed models have seen the Python standard library and little else.
 PROMPTS = (
@@ -63,7 +63,8 @@ def add_parser(subparsers) -> None:
         "demo",
         help="serve a committed model with and without DDTREE and compare",
         description="Stream answers through a real SGLang server with DDTREE, each round's accepted "
-        "tokens marked, then check that stock SGLang gives the same text.",
+        "tokens marked, then check that stock SGLang gives the same text. Page size and tree width are those "
+        "of ddtree serve.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -86,37 +87,51 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if not require_sglang("demo"):
         return 1
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    exit_on_signals()
     view = DemoView()
-    try:
-        comparisons = compare(arguments.model, arguments.prompt or PROMPTS, arguments.max_new_tokens, view)
-    except ServerStartError as error:
-        print(f"\nddtree demo: {error}", file=sys.stderr)
-        return 1
-    view.table(comparisons)
-    different = sum(not one.is_equal for one in comparisons)
-    if different:
-        view.line(f"\n{different} of {len(comparisons)} texts differ from plain decoding.")
-        return 1
+    prompts = arguments.prompt or PROMPTS
+    with run_folder("demo") as logs:
+        try:
+            comparisons = compare(arguments.model, prompts, arguments.max_new_tokens, view, logs.path)
+        except (ServerStartError, ServerLost, NotMeasured) as error:
+            logs.keep()
+            print(f"\nddtree demo: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            view.end_progress()
+            raise
+        view.table(comparisons)
+        different = sum(not one.is_equal for one in comparisons)
+        if different:
+            logs.keep()
+            view.line(
+                f"\n{different} of {len(comparisons)} texts differ from plain decoding. Logs: {logs.path}"
+            )
+            return 1
     view.line(f"\nAll {len(comparisons)} texts are the same, token for token.")
     return 0
 
 
-def compare(model: str, prompts: Sequence[str], max_new_tokens: int, view: DemoView) -> list[Comparison]:
+def compare(
+    model: str, prompts: Sequence[str], max_new_tokens: int, view: DemoView, logs: Path
+) -> list[Comparison]:
     """Serve the prompts with DDTREE, then without, and pair the outputs up."""
     folder = model_catalog.path(model)
     on_cpu = not has_accelerator()
-    logs = Path(tempfile.mkdtemp(prefix="ddtree-demo-"))
-    view.line(f"{model} on the {'CPU' if on_cpu else 'GPU'}, float32, page size {PAGE_SIZE}. Logs: {logs}\n")
+    view.line(
+        f"{model} on the {'CPU' if on_cpu else 'GPU'}, float32, page size {PAGE_SIZE}. "
+        f"Logs, while this runs: {logs}\n"
+    )
+    width = choose_width(read_config(str(folder / "target")), tp_size=1).value
     with contextlib.ExitStack() as stack:
         launcher = stack.enter_context(ServerTemplate(CPU_ENVIRONMENT)).launch if on_cpu else launch_python
         servers = DemoServers(folder / "target", on_cpu, logs, launcher, view)
 
-        view.line(f"SGLang with {ALGORITHM} and {BACKEND}, {WIDTH} rows a verify:")
+        view.line(f"SGLang with {ALGORITHM} and {BACKEND}, {width} rows a verify:")
         tree_flags = (
             "--speculative-algorithm", ALGORITHM,
             "--speculative-draft-model-path", str(folder / "draft"),
-            "--speculative-num-draft-tokens", str(WIDTH),
+            "--speculative-num-draft-tokens", width,
         )  # fmt: skip
         with servers.start("ddtree", tree_flags, {}) as server:
             with_trees = [complete(server, prompt, max_new_tokens, view) for prompt in prompts]
@@ -189,7 +204,7 @@ def complete(server: ServerProcess, prompt: str, max_new_tokens: int, view: Demo
         "text": TURN.format(prompt=prompt),
         "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
     }
-    for event in server.stream_json("/generate", payload):
+    for event in stream_answer(server, payload, Budget()):
         if view and len(event["text"]) > len(text):
             view.round(event["text"][len(text) :])
         text = event["text"]

@@ -112,12 +112,16 @@ def as_text(checks: Sequence[Check], columns: int) -> str:
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    problems, warnings = (
-        sum(check.status is status for check in checks) for status in (Status.PROBLEM, Status.WARNING)
+    problems, warnings, untried = (
+        sum(check.status is status for check in checks)
+        for status in (Status.PROBLEM, Status.WARNING, Status.UNTRIED)
     )
-    problems = f"{problems} problem{'' if problems == 1 else 's'}"
-    warnings = f"{warnings} warning{'' if warnings == 1 else 's'}"
-    return f"would {'work' if serves(checks) else 'not work'}: {problems}, {warnings}."
+    counted = [
+        f"{problems} problem{'' if problems == 1 else 's'}",
+        f"{warnings} warning{'' if warnings == 1 else 's'}",
+        *([f"{untried} not tried"] if untried else []),
+    ]
+    return f"would {'work' if serves(checks) else 'not work'}: {', '.join(counted)}."
 
 
 def as_json(checks: Sequence[Check]) -> str:

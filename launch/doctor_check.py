@@ -12,6 +12,7 @@ class Status(enum.StrEnum):
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
+    UNTRIED = "untried"  # behind a problem that is listed itself
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ def ok(name: str, found: str) -> Check:
 
 def warning(name: str, found: str, advice: str) -> Check:
     return Check(name, Status.WARNING, found, advice)
+
+
+def untried(name: str, why: str) -> Check:
+    return Check(name, Status.UNTRIED, why)
 
 
 def problem(name: str, found: str, advice: str) -> Check:

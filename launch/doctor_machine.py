@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.launch.doctor_check import Check, ok, problem, warning
+from sglang_ddtree_patch.launch.doctor_check import Check, ok, problem, untried, warning
 from sglang_ddtree_patch.launch.doctor_probe import Probe, ProbeResult
 from sglang_ddtree_patch.launch.sglang_install import INSTALL_HINT
 from sglang_ddtree_patch.settings import CANDIDATES_VARIABLE, candidates_per_position
@@ -47,7 +47,7 @@ def start_kernels_probe() -> Probe | None:
 def check_device_and_kernels(probe: Probe | None) -> list[Check]:
     if probe is None:
         missing = [problem("torch", "not installed", COMES_WITH_SGLANG), check_triton()]
-        return missing + [problem(f"kernel {name}", "not tried without torch", "") for name in KERNELS]
+        return missing + [untried(f"kernel {name}", "torch is not installed") for name in KERNELS]
     result = probe.result()
     if "device" not in result.reported:
         return [problem("torch", f"does not work: {result.error}", f"Install it again: {INSTALL_HINT}")]
@@ -85,7 +85,7 @@ def check_gpu(device: dict) -> Check:
 
 
 def check_kernels(result: ProbeResult) -> list[Check]:
-    """One line an implementation; only the one a server here would run can be a problem."""
+    """One line an implementation; a problem is one that a server here would run, or one before it."""
     if "chosen" not in result.reported:
         return [problem("kernels", str(result.error), "Unset SGLANG_DDTREE_KERNEL.")]
     return [check_kernel(name, result) for name in KERNELS]
@@ -97,8 +97,12 @@ def check_kernel(name: str, result: ProbeResult) -> Check:
     other = next(kernel for kernel in KERNELS if kernel != name)
     advice = f"Set SGLANG_DDTREE_KERNEL={other}." if serves else "A server here does not use it."
     if name not in reported:
-        tried = "does not run" if all(k in reported for k in KERNELS[: KERNELS.index(name)]) else "not tried"
-        return fails(f"kernel {name}", f"{tried}: {result.error}", advice)
+        before, behind = KERNELS[: KERNELS.index(name)], KERNELS[KERNELS.index(name) + 1 :]
+        if any(kernel not in reported for kernel in before):
+            return untried(f"kernel {name}", f"kernel {before[-1]} ended the trial")
+        if reported["chosen"] in behind:
+            fails, advice = problem, f"What serves here, {reported['chosen']}, could not be tried behind it."
+        return fails(f"kernel {name}", f"does not run: {result.error}", advice)
     errors, precision = reported[name], reported["precision"]
     shown = ", ".join(f"{kind} {error:.0e}" for kind, error in errors.items())
     in_words = f"relative error in {precision['dtype']}: {shown}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_ddtree_patch.contract_check import ContractReport, check_installed_sglang, check_releases
-from sglang_ddtree_patch.launch.doctor_check import Check, Status, ok, problem, warning
+from sglang_ddtree_patch.launch.doctor_check import Check, Status, ok, problem, untried, warning
 from sglang_ddtree_patch.launch.doctor_probe import Probe
 from sglang_ddtree_patch.launch.server_process import CPU_ENVIRONMENT
 from sglang_ddtree_patch.launch.sglang_install import INSTALL_HINT, installed_sglang
@@ -136,7 +136,7 @@ def check_plugin(probe: Probe | None, is_patched: bool) -> list[Check]:
     if is_patched and discovered.status is Status.PROBLEM:
         discovered = ok(discovered.name, f"{discovered.found}; the patch loads it")
     if probe is None:
-        return [discovered, problem("plugin loads", "not tried: SGLang is missing or does not match", "")]
+        return [discovered, untried("plugin loads", "SGLang is missing or does not match")]
     result = probe.result()
     if result.reported.get("registered"):
         return [discovered, ok("plugin loads", "DDTREE and ddtree-verify are registered")]

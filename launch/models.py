@@ -55,13 +55,12 @@ def add_parser(subparsers) -> None:
 def show_table(args: argparse.Namespace) -> int:
     every = (*model_catalog.names(), *model_catalog.prepared_names())
     width = max(map(len, every))
-    for name in every:
-        model = model_catalog.entry(name)
+    for model in [model_catalog.entry(name) for name in every]:
         if model_catalog.is_there(model):
             state = f"{model.weight_bytes() / 1e6:5.1f} MB"
         else:
             state = "        "
-        print(f"{name:<{width}}  {state}  {model.description}")
+        print(f"{model.name:<{width}}  {state}  {model.description}")
     for name in model_catalog.prepared_names():
         if not model_catalog.is_there(model_catalog.entry(name)):
             print(f"\n{name} is not prepared yet: ddtree models {name}")

@@ -98,15 +98,14 @@ def check(arguments: argparse.Namespace) -> int:
 
 def apply(arguments: argparse.Namespace) -> int:
     tree, releases = find_tree(arguments.root), known_releases()
-    found = patcher.inspect(tree, releases)
-    if found.state is State.ABSENT:
-        refuse_what_would_not_serve(tree, found)
     if arguments.dry_run:
+        found = patcher.inspect(tree, releases)
         if found.state is State.ABSENT:
-            return _print_bytes(patcher.diff(patcher.make_plan(tree, releases).changes))
+            refuse_what_would_not_serve(tree, found)
+            return _print_bytes(patcher.diff(found.changes))
         print(_sentence(tree, found))
         return 1 if found.state is State.UNFINISHED else 0
-    before = patcher.apply(tree, releases)
+    before = patcher.apply(tree, releases, lambda found: refuse_what_would_not_serve(tree, found))
     if before.state in (State.APPLIED, State.BY_HAND):
         print(f"already {before.state.value}, nothing done: SGLang {before.version} at {tree.package}")
         return 0

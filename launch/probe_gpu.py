@@ -27,7 +27,7 @@ from sglang_ddtree_patch.launch.probe_answer import Answer, ask
 from sglang_ddtree_patch.launch.probe_kv import KvBytes, find_models
 from sglang_ddtree_patch.launch.probe_server import ServerFacts
 from sglang_ddtree_patch.launch.probe_text import PromptMaker, prompt_maker
-from sglang_ddtree_patch.launch.sglang_client import NotMeasured, SGLangClient
+from sglang_ddtree_patch.launch.sglang_client import NotMeasured, ServerLost, SGLangClient
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator
 from sglang_ddtree_patch.launch.terminal import LiveLine
 
@@ -98,6 +98,11 @@ class Drive:
 def probe(arguments: argparse.Namespace, client: SGLangClient, facts: ServerFacts, live: LiveLine) -> int:
     if arguments.seconds <= 0 or (arguments.copy_rate is not None and arguments.copy_rate <= 0):
         raise ConfigurationError("--seconds and --copy-rate must be above 0.")
+    if is_on_cpu(facts) and arguments.copy_rate is None:
+        raise ServerLost(
+            f"{facts.url} runs on a CPU: there is no GPU to probe. "
+            "With --copy-rate GB/S, its memory's, the rate at which it reads KV is judged all the same"
+        )
     contexts = probe_run.choose_contexts(arguments.contexts, facts, client, MOST_TOKENS)
     kv = find_models(facts, arguments.model, arguments.draft)
     prompts = prompt_maker(facts, kv.target)
@@ -111,6 +116,8 @@ def probe(arguments: argparse.Namespace, client: SGLangClient, facts: ServerFact
         live.line(f"GPU {index}: {name}")
     if copy_rate is not None:
         live.line(f"copy rate: {copy_rate:.0f} GB/s")
+    elif not gpus.names:
+        live.line("Neither the GPU's load nor its copy rate is known: there will be times and no verdict.")
 
     view = GpuView(live, facts.gpus)
     with Sampler(gpus, view.show) as sampler:
@@ -126,6 +133,10 @@ def probe(arguments: argparse.Namespace, client: SGLangClient, facts: ServerFact
         return probe_run.finish("gpu", record, 2 * len(contexts), view.line, measure)
 
 
+def is_on_cpu(facts: ServerFacts) -> bool:
+    return facts.info.get("device") == "cpu"
+
+
 def is_local(url: str) -> bool:
     """Whether the server is on this machine, as far as its URL tells."""
     host = urllib.parse.urlsplit(url).hostname or ""
@@ -133,7 +144,7 @@ def is_local(url: str) -> bool:
 
 
 def reachable_gpus(facts: ServerFacts, chosen: Sequence[int]) -> Gpus:
-    if facts.info.get("device") == "cpu":
+    if is_on_cpu(facts):
         return Gpus(None, lack="GPU load: the server runs on a CPU")
     if not is_local(facts.url):
         return Gpus(None, lack="GPU load: the server is on another machine, so run this there")
@@ -144,7 +155,7 @@ def find_copy_rate(facts: ServerFacts, given: float | None) -> tuple[float | Non
     """The rate, and what is lacking where there is none."""
     if given is not None:
         return given, []
-    if facts.info.get("device") == "cpu" or not is_local(facts.url) or not has_accelerator():
+    if not is_local(facts.url) or not has_accelerator():
         return None, ["copy rate: the server's GPU is not here to be measured, name it with --copy-rate"]
     try:
         return round(measure_copy_rate(), 1), []

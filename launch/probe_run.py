@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+import urllib.parse
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +17,7 @@ from sglang_ddtree_patch.launch.bench_record import Record
 from sglang_ddtree_patch.launch.probe_server import ServerFacts, read_facts, read_model_length
 from sglang_ddtree_patch.launch.sglang_client import NotMeasured, ServerLost, SGLangClient
 from sglang_ddtree_patch.launch.terminal import LiveLine
+from sglang_ddtree_patch.launch.token_counts import parse_tokens
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 KEY_VARIABLE = "DDTREE_API_KEY"
@@ -29,8 +32,10 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--contexts",
         nargs="+",
-        type=int,
-        help="prompt lengths in tokens (default: 1k, 4k, 16k, 64k, 128k, and the longest there is room for)",
+        type=parse_tokens,
+        metavar="TOKENS",
+        help="prompt lengths, such as 1k 4k or 1024 4096 (default: 1k, 4k, 16k, 64k, 128k, and the longest "
+        "there is room for)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, after each point")
 
@@ -39,9 +44,9 @@ def run(
     name: str, arguments: argparse.Namespace, probe: Callable[[SGLangClient, ServerFacts, LiveLine], int]
 ) -> int:
     """Find the server and hand it to the probe; returns the exit code, 1 for a server that fails."""
-    client = SGLangClient(server_url(arguments.url), os.environ.get(KEY_VARIABLE))
     view = LiveLine(is_shy=True)
     try:
+        client = SGLangClient(server_url(arguments.url), api_key())
         return probe(client, read_facts(client), view)
     except (ServerLost, NotMeasured) as error:
         view.end_progress()
@@ -57,9 +62,42 @@ def run(
 
 
 def server_url(given: str) -> str:
-    """Takes host:port as well, and the base URL of the OpenAI API."""
+    """Takes host:port as well, and the base URL of the OpenAI API.
+
+    Raises:
+        ConfigurationError: no URL that HTTP can ask.
+    """
     url = given if "://" in given else f"http://{given}"
+    if not is_base_url(url):
+        raise ConfigurationError(f"--url {given!r} is no address of a server: type http://HOST:PORT.")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def is_base_url(url: str) -> bool:
+    """Whether urllib can ask the paths below it; it would also read files, and fail on some hosts."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # of brackets, ports and names
+        return False
+    named = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
+    is_plain = parts.path.isascii() and "@" not in parts.netloc and not re.search(r"[\s\0-\x1f\x7f?#]", url)
+    return named and is_plain
+
+
+def api_key() -> str | None:
+    """What the environment has for the server's --api-key.
+
+    Raises:
+        ConfigurationError: it cannot stand in a header of HTTP.
+    """
+    key = os.environ.get(KEY_VARIABLE)
+    if key is not None and not re.fullmatch(r"[ -~\xa0-\xff]*", key):
+        raise ConfigurationError(
+            f"{KEY_VARIABLE} holds characters that no HTTP header takes: set it to the server's --api-key."
+        )
+    return key
 
 
 def begin_record(

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch.serve_defaults import (
     DRAFT_FLAGS,
+    PAGE_SIZE,
     TARGET_FLAGS,
+    WIDEST_DEFAULT,
     Default,
     choose_defaults,
     first_given,
@@ -28,6 +31,7 @@ from sglang_ddtree_patch.settings import (
     ALGORITHM,
     AUTO,
     CANDIDATES_VARIABLE,
+    DEFAULT_WIDTH,
     FIXED,
     KERNEL_VARIABLE,
     KERNELS,
@@ -37,7 +41,12 @@ from sglang_ddtree_patch.settings import (
 # Short names of ours, and what SGLang calls the same.
 SHORT_FLAGS = {
     "draft": ("PATH", "--speculative-draft-model-path", "the DFlash drafter"),
-    "width": ("N", "--speculative-num-draft-tokens", "rows of the verify block, root included"),
+    "width": (
+        "N",
+        "--speculative-num-draft-tokens",
+        f"rows of the verify block, root included (default: {DEFAULT_WIDTH} to {WIDEST_DEFAULT}, by the "
+        "target's heads)",
+    ),
     "block": ("N", "--speculative-dflash-block-size", "positions the drafter proposes, root included"),
 }
 SHORT_VARIABLES = {
@@ -46,15 +55,15 @@ SHORT_VARIABLES = {
     "kernel": ("NAME", KERNEL_VARIABLE, f"tree attention: {AUTO} or one of {', '.join(KERNELS)}"),
 }
 
-_EXAMPLE = """\
+_EXAMPLE = f"""\
 example:
   ddtree serve --model-path Qwen/Qwen3-8B --draft z-lab/Qwen3-8B-DFlash-b16 --width 33
   ddtree serve --model-path TARGET --draft DRAFT --tp-size 16 --nnodes 2 --node-rank 0 \\
       --dist-init-addr HOST:PORT
 
 Every flag of sglang.launch_server is taken, and a flag you give is never changed. What you leave open is
-filled in and printed with the reason: algorithm, attention backend, page size, tree width, the drafter's
-window, and the CPU platform where torch sees no accelerator. This process then becomes
+filled in and printed with the reason: algorithm, attention backend, page size ({PAGE_SIZE}), tree width, the
+drafter's window, and the CPU platform where torch sees no accelerator. This process then becomes
 sglang.launch_server. On several nodes, type the same on each.
 """
 
@@ -104,9 +113,11 @@ def run(arguments: argparse.Namespace) -> int:
         for name, (_, variable, _) in SHORT_VARIABLES.items()
         if (value := getattr(arguments, name)) is not None
     }
-    wrong = twice_given(short, arguments.sglang_flags)
     flags = [*long_flags(short), *arguments.sglang_flags]
-    wrong = wrong or missing_flag(flags)
+    try:
+        wrong = twice_given(short, arguments.sglang_flags) or missing_flag(flags)
+    except ConfigurationError as error:
+        wrong = str(error)
     if wrong is not None:
         print(f"ddtree serve: {wrong} See: ddtree serve --help", file=sys.stderr)
         return 2
@@ -159,9 +170,14 @@ def twice_given(short: Mapping[str, str], flags: Sequence[str]) -> str | None:
 def missing_flag(flags: Sequence[str]) -> str | None:
     """What to say when a flag is missing that no server can do without, before SGLang is imported."""
     given = given_flags(flags)
-    if first_given(given, TARGET_FLAGS) is None:
+    config = flag_value(flags, "--config")
+    lacks_target = not first_given(given, TARGET_FLAGS)
+    lacks_draft = is_ddtree(given) and not first_given(given, DRAFT_FLAGS)
+    if config is not None and not Path(config).is_file() and (lacks_target or lacks_draft):
+        return f"--config {config} is no file."
+    if lacks_target:
         return "no target model: add --model-path PATH."
-    if is_ddtree(given) and first_given(given, DRAFT_FLAGS) is None:
+    if lacks_draft:
         return f"{ALGORITHM} needs a DFlash drafter: add --draft PATH (--speculative-draft-model-path)."
     return None
 
@@ -186,8 +202,18 @@ def flag_value(flags: Sequence[str], name: str) -> str | None:
 
 
 def flags_in_config(path: str | None) -> dict[str, str]:
-    """Top-level scalar settings of SGLang's --config YAML as flags, so that they count as given."""
-    if path is None or not Path(path).is_file():
+    """Top-level scalar settings of SGLang's --config YAML as flags, so that they count as given.
+
+    Raises:
+        ConfigurationError: it is no text.
+    """
+    if path is None:
         return {}
-    settings = re.findall(r"^([A-Za-z][\w-]*)[ \t]*:[ \t]*([^#\n]*)", Path(path).read_text(), re.MULTILINE)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError:  # said by missing_flag where something is missing then, else by SGLang
+        return {}
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--config {path} is no text: give a YAML file.") from error
+    settings = re.findall(r"^([A-Za-z][\w-]*)[ \t]*:[ \t]*([^#\n]*)", text, re.MULTILINE)
     return {f"--{name.replace('_', '-')}": value.strip().strip("'\"") for name, value in settings}

@@ -40,7 +40,8 @@ class ServerProcess(SGLangClient):
 
     arguments: SGLang flags, without --host and --port.
     environment: variables to set on top of this process's own.
-    log_path: where the server's output goes; a new temporary file if None. Kept after the server ends.
+    log_path: where the server's output goes, to stay there; if None, a temporary file that stays where the
+        block ends in an error.
     ready_timeout: seconds until /health_generate has to answer.
     grace: seconds a server gets to end by itself before it is killed.
     progress: called now and then with a line saying how far the start is.
@@ -63,6 +64,7 @@ class ServerProcess(SGLangClient):
         self.arguments = [*arguments, "--host", HOST, "--port", str(self.port)]
         self.environment = dict(environment or {})
         self.log_path = log_path or _new_log_path()
+        self._has_own_log = log_path is None
         self.ready_seconds: float | None = None  # from start to the first answer
         self._ready_timeout = ready_timeout
         self._grace = grace
@@ -74,13 +76,16 @@ class ServerProcess(SGLangClient):
         try:
             self._running = self._launcher(self.arguments, self.environment, self.log_path)
             self._wait_until_ready()
-        except BaseException:
-            self.stop()
+        except BaseException as error:
+            self.__exit__(type(error))
             raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.stop()
+        # Ctrl-C is no error.
+        if self._has_own_log and (kind is None or not issubclass(kind, Exception)):
+            self.log_path.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End every process of the server; harmless when there is none."""

@@ -32,6 +32,13 @@ def require_sglang(command: str) -> bool:
     return False
 
 
+def has_nvidia_gpu() -> bool:
+    """Whether torch, which has to be installed, can use one."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def has_accelerator() -> bool:
     """Whether torch sees a device other than the CPU; False where torch is not installed."""
     if importlib.util.find_spec("torch") is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sglang_ddtree_patch.patches.in_tree import find_port, has_port, plan_changes
@@ -28,27 +28,21 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The files of one tree as a release's diffs would leave them."""
-
-    version: str
-    changes: tuple[Change, ...]
-
-
-@dataclass(frozen=True)
 class Status:
     """How a tree stands, for the SGLang release `version`."""
 
     state: State
     version: str
-    journal: Journal | None
+    journal: Journal | None = None
+    changes: tuple[Change, ...] = ()  # what apply would do, where that is ABSENT
 
 
 def inspect(tree: SglangTree, releases: Sequence[Release]) -> Status:
     """Look without touching.
 
     Raises:
-        PatchRefusedError: the tree is neither a release there are diffs for nor a patched one.
+        PatchRefusedError: the tree is neither a release there are diffs for nor a patched one, or it has a
+            DDTREE port of its own that is not understood.
     """
     journal = Journal.read(tree)
     if journal is not None:
@@ -58,55 +52,40 @@ def inspect(tree: SglangTree, releases: Sequence[Release]) -> Status:
         return _inspect_port(tree)
     candidates = _likeliest_first(tree, releases)
     for release in candidates:
-        if _fit(tree, release) is not None:
-            return Status(State.ABSENT, tree.version() or release.version, None)
-        if _is_patched(tree, release):
-            return Status(State.BY_HAND, tree.version() or release.version, None)
-    raise PatchRefusedError(_what_differs(tree, candidates[0]))
-
-
-def make_plan(tree: SglangTree, releases: Sequence[Release]) -> Plan:
-    """The changes to an unpatched tree.
-
-    Raises:
-        PatchRefusedError: the tree is no release that there are diffs for, or has a DDTREE port of its own
-            that is not understood.
-    """
-    if has_port(tree):
-        return Plan(_port_version(tree), plan_changes(tree, find_port(tree)))
-    candidates = _likeliest_first(tree, releases)
-    for release in candidates:
         changes = _fit(tree, release)
         if changes is not None:
-            return Plan(tree.version() or release.version, changes)
+            return Status(State.ABSENT, tree.version() or release.version, changes=changes)
+        if _is_patched(tree, release):
+            return Status(State.BY_HAND, tree.version() or release.version)
     raise PatchRefusedError(_what_differs(tree, candidates[0]))
 
 
 def _inspect_port(tree: SglangTree) -> Status:
+    version = f"{tree.version() or 'of unknown version'} with a DDTREE of its own"
     port = find_port(tree)
     if port.is_patched:
-        return Status(State.BY_HAND, _port_version(tree), None)
-    plan_changes(tree, port)
-    return Status(State.ABSENT, _port_version(tree), None)
+        return Status(State.BY_HAND, version)
+    return Status(State.ABSENT, version, changes=plan_changes(tree, port))
 
 
-def _port_version(tree: SglangTree) -> str:
-    return f"{tree.version() or 'of unknown version'} with a DDTREE of its own"
-
-
-def apply(tree: SglangTree, releases: Sequence[Release]) -> Status:
+def apply(
+    tree: SglangTree, releases: Sequence[Release], refuse: Callable[[Status], None] = lambda found: None
+) -> Status:
     """Apply all diffs of the tree's release or none; returns how the tree stood before.
 
     Where that was `APPLIED` or `BY_HAND`, nothing is done. What an interrupted run left is undone first.
+    Where it was `ABSENT`, `refuse` may object by a PatchRefusedError before anything is changed.
     """
     with tree.locked():
-        before = inspect(tree, releases)
+        before = found = inspect(tree, releases)
         if before.state in (State.APPLIED, State.BY_HAND):
             return before
         if before.journal is not None:
             before.journal.undo()
-        plan = make_plan(tree, releases)
-        journal = Journal.write(tree, plan.version, plan.changes)
+            found = inspect(tree, releases)
+        else:
+            refuse(found)
+        journal = Journal.write(tree, found.version, found.changes)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(journal.undo)
             journal.put_in_place()

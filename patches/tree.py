@@ -45,7 +45,7 @@ class SglangTree:
     def version(self) -> str | None:
         """The release it says it is. A checkout says nothing: `_version.py` is made when a wheel is."""
         for path in (self.package / "_version.py", self.package / "version.py"):
-            source = path.read_text(encoding="utf-8") if path.is_file() else ""
+            source = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
             if found := re.search(r"^__version__\b.*?[\"'](\d[^\"']*)[\"']", source, re.MULTILINE):
                 return found[1]
         return None

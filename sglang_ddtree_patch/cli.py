@@ -5,17 +5,22 @@ an exit code. Nothing on this path imports SGLang or torch, so that help and err
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from sglang_ddtree_patch import __version__
+from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch import bench, demo, doctor, models, patch, probe, serve
 
 COMMANDS = (serve, demo, doctor, probe, bench, models, patch)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C."""
+    """Run one subcommand.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 141 nobody reads on (`| head`).
+    """
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     if arguments.takes_sglang_flags:
@@ -23,10 +28,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        return arguments.run(arguments)
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except ConfigurationError as error:
+        print(f"ddtree: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def build_parser() -> argparse.ArgumentParser:

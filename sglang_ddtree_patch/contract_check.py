@@ -154,11 +154,15 @@ class Module:
 
     @classmethod
     def read(cls, root: Path, name: str) -> Module | None:
-        """Parse module `name` ("sglang.srt.x") below the package folder `root`, or None if it is absent."""
+        """Parse module `name` ("sglang.srt.x") below the package folder `root`, or None if it is absent.
+
+        Raises:
+            SyntaxError: it is no Python.
+        """
         base = root.joinpath(*name.split(".")[1:])
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path.is_file():
-                return cls(ast.parse(path.read_text(encoding="utf-8")))
+                return cls(_parse(path))
         return None
 
     @cached_property
@@ -176,6 +180,13 @@ class Module:
         if owner not in self.members:
             self.members[owner] = _set_on_self(node) | _names_in(node.body)
         return self.members[owner].get(member)
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:  # ValueError: bytes that no source may hold
+        raise SyntaxError(f"{path} is no Python: {error}") from error
 
 
 def _names_in(body: list[ast.stmt]) -> dict[str, ast.AST]:

@@ -63,8 +63,14 @@ def check_vocabulary(cfg: Any, target: int) -> None:
         ConfigurationError: the vocabularies differ.
     """
     path = cfg.speculative_draft_model_path
-    # The file itself: a config class fills in a vocabulary where none is named.
-    named, _ = PretrainedConfig.get_config_dict(path, revision=cfg.speculative_draft_model_revision)
+    try:
+        # The file itself: a config class fills in a vocabulary where none is named. `trained_block_size` has
+        # had it fetched, so that no hub is asked a second time.
+        named, _ = PretrainedConfig.get_config_dict(
+            path, revision=cfg.speculative_draft_model_revision, local_files_only=True
+        )
+    except OSError:  # SGLang fetched it from elsewhere, an object store for one
+        return
     if named.get("vocab_size", target) != target:
         raise ConfigurationError(
             f"--speculative-draft-model-path {path} was trained for a vocabulary of {named['vocab_size']} "

@@ -92,9 +92,19 @@ def packed_drafter(name: str) -> Path:
 def cache_folder() -> Path:
     """Where prepared models lie: $DDTREE_CACHE, or ddtree/ in the user's cache folder."""
     if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen).expanduser()
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(caches).expanduser() / "ddtree"
+        return _expanded(chosen)
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "ddtree"
+
+
+def _expanded(folder: str) -> Path:
+    """Raises ConfigurationError where the home folder it names is not known."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"the cache folder {folder} is in no home folder that is known here: "
+            f"set {CACHE_VARIABLE} to a folder that is."
+        ) from error
 
 
 def _models_folder() -> Path:

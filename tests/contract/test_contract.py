@@ -239,6 +239,13 @@ def test_a_missing_module_is_said_once_for_each_of_its_attributes(tmp_path):
     assert f"and {len(CONTRACT) - 3} more" in report.summary()
 
 
+@pytest.mark.parametrize("data", [b"x = 'caf\xe9'\n", b"x = 1\0\n", b"def\n"])
+def test_a_module_that_is_no_python_is_named(data, tmp_path):
+    (tmp_path / "module.py").write_bytes(data)
+    with pytest.raises(SyntaxError, match=r"module\.py is no Python: "):
+        Module.read(tmp_path, "sglang.module")
+
+
 def test_a_mismatch_among_many_names_only_itself(tmp_path):
     (tmp_path / "srt" / "models").mkdir(parents=True)
     (tmp_path / "srt" / "speculative").symlink_to(SGLANG / "srt" / "speculative")

@@ -142,9 +142,7 @@ class OurServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.server.stop()
-        if exception == (None, None, None):
-            self.server.log_path.unlink()
+        self.server.__exit__(*exception)
 
     def plant(self, case: Case) -> None:
         """Let the drafts hold what stock answered to prompts that are given as tokens."""

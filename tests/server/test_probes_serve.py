@@ -82,7 +82,8 @@ def test_a_stock_server_has_no_commits_to_probe_but_steps(
     assert probe(stock_gqa.server, file, "commit") == (1, {})
     (line,) = capsys.readouterr().err.splitlines()
     assert "decodes without speculation" in line
-    code, found = probe(stock_gqa.server, tmp_path / "gpu.json", "gpu", "--seconds", "0.5")
+    driven = ("gpu", "--seconds", "0.5", "--copy-rate", "10")
+    code, found = probe(stock_gqa.server, tmp_path / "gpu.json", *driven)
     assert code == 0
     decode = found["rows"][-1]
     assert decode["prompt_tokens"] < 512  # its context

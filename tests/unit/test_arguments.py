@@ -379,6 +379,18 @@ def test_a_drafter_of_another_vocabulary_is_refused_where_its_config_names_one(
             draft_config.check_vocabulary(cfg, targets)
 
 
+def test_the_vocabulary_is_read_from_what_was_fetched_and_no_hub_is_asked_again(monkeypatch):
+    asked = []
+
+    def get_config_dict(path, **options):
+        asked.append(options)
+        raise OSError("not a folder, and not in the cache")
+
+    monkeypatch.setattr(draft_config.PretrainedConfig, "get_config_dict", get_config_dict)
+    draft_config.check_vocabulary(config(speculative_draft_model_path="s3://bucket/draft"), 64)
+    assert [options["local_files_only"] for options in asked] == [True]
+
+
 # Whole command lines, through SGLang's own resolution on the CPU platform.
 
 DDTREE = ["--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "DRAFT"]

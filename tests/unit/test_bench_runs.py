@@ -1,13 +1,17 @@
 """`ddtree bench serve` and `context` from the command line to the file, against a stand-in for SGLang."""
 
+import io
 import json
+import re
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from fake_sglang import COMMIT, FakeTemplate
 
 from sglang_ddtree_patch import cli
-from sglang_ddtree_patch.launch import bench_context, bench_run, bench_serve
+from sglang_ddtree_patch.launch import bench_context, bench_progress, bench_run, bench_serve, terminal
 from sglang_ddtree_patch.launch.bench_models import Subject
 from sglang_ddtree_patch.launch.bench_servers import contender
 from sglang_ddtree_patch.launch.ceilings import CeilingsUnknown
@@ -23,14 +27,15 @@ CONTEXT = [
 
 
 @pytest.fixture(autouse=True)
-def no_sglang(monkeypatch):
+def no_sglang(monkeypatch, tmp_path):
     FakeTemplate.started = []
     monkeypatch.setattr(bench_run, "ServerTemplate", FakeTemplate)
     monkeypatch.setattr(bench_run, "has_accelerator", lambda: False)
     monkeypatch.setattr(bench_run, "require_sglang", lambda command: True)
     monkeypatch.setattr(bench_run, "device_name", lambda on_cpu: "a machine")
     monkeypatch.setattr(bench_run, "VERSIONED", ())
-    monkeypatch.setattr(bench_run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(bench_run, "exit_on_signals", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def read(file: Path) -> dict:
@@ -56,6 +61,50 @@ def test_serve_writes_a_row_for_each_server_and_batch_size(tmp_path):
     for row in found["rows"]:
         rounds = row["tokens_per_second"] * row["step_milliseconds"] / 1e3
         assert rounds == pytest.approx(row["batch"] * (row["accept_length"] + 1), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (SERVE, "temperature 0.0, batch 1: repeat 1 of 1, 1 of 2 prompts done"),
+        (SERVE, "temperature 0.0, batch 2: warming up, 0 of 2 prompts done"),
+        (CONTEXT, "context 128: repeat 1 of 2, 0 of 1 prompts done"),
+    ],
+)
+def test_how_far_a_point_is_is_said_while_it_is_measured(capsys, monkeypatch, command, said):
+    monkeypatch.setattr(bench_progress, "TICK_SECONDS", 0.003)
+    monkeypatch.setattr(terminal, "PROGRESS_EVERY_SECONDS", 0.0)
+    assert cli.main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = rf"  algorithm plain, {re.escape(said)}, (\d+) tokens, \d+ s"
+    counts = [int(found[1]) for line in lines if (found := re.fullmatch(said, line))]
+    assert counts == sorted(counts)
+    assert len({*counts}) > 1
+
+
+def test_a_point_on_a_terminal_leaves_its_row_alone(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    view = terminal.LiveLine(out)
+    monkeypatch.setattr(bench_progress, "TICK_SECONDS", 0.001)
+    with bench_progress.PointProgress(view, "batch 8", prompts=16) as progress:
+        progress.begin("repeat 1 of 3")
+        progress.tokens(120)
+        progress.batch_is_done(8)
+        progress.tokens(7)
+        while "127 tokens" not in out.getvalue():
+            time.sleep(0.001)
+        view.line("said meanwhile")
+    view.line("the row")
+    drawn = out.getvalue().split("\r\033[K")
+    said = re.compile(r"  batch 8: repeat 1 of 3, 8 of 16 prompts done, 127 tokens, \d+ s")
+    assert any(map(said.fullmatch, drawn))
+    # Lines that stay begin where a live one was, or a line ended.
+    stayed = [line for part in drawn for line in part.splitlines(keepends=True) if line.endswith("\n")]
+    assert stayed == ["said meanwhile\n", "the row\n"]
 
 
 def test_each_algorithm_is_the_server_its_name_says(tmp_path):
@@ -114,7 +163,12 @@ def test_a_server_that_dies_is_reported_and_the_next_one_started(tmp_path, capsy
     file = tmp_path / "serve.json"
     assert cli.main([*SERVE, "--json", str(file)]) == 1
     assert names(file, "algorithm", "batch") == [("plain", 1), ("dflash", 1), ("ddtree", 1)]
-    assert "out of memory" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "out of memory" in said
+    logs = [
+        Path(line.split()[-1]) for line in said.splitlines() if line.startswith("All of its log stays in ")
+    ]
+    assert ["out of memory" in log.read_text() for log in logs] == [True] * 3
 
 
 def test_a_spent_budget_keeps_the_rows_and_says_how_to_go_on(tmp_path, capsys, monkeypatch):
@@ -143,6 +197,7 @@ def test_ctrl_c_keeps_the_rows_and_ends_the_server(tmp_path, capsys, monkeypatch
     assert names(file, "algorithm", "batch") == [("plain", 1)]
     assert "Stopped. 1 of 6 points are measured" in capsys.readouterr().out
     assert not server_was[0].is_alive
+    assert list(tmp_path.iterdir()) == [file]  # no logs
 
 
 @pytest.mark.parametrize(
@@ -202,6 +257,14 @@ def test_a_cache_type_without_a_known_size_is_refused_before_any_server(capsys):
     assert FakeTemplate.started == []
 
 
+def test_a_model_without_a_tokenizer_is_refused_before_any_server(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 2}')
+    named = ["--model", str(tmp_path), "--draft", str(tmp_path)]
+    assert cli.main(["bench", "serve", *named]) == 2
+    assert f"{tmp_path}: no tokenizer can be read there (" in capsys.readouterr().err
+    assert FakeTemplate.started == []
+
+
 def test_batches_hold_the_same_prompts_in_the_same_order_at_every_size():
     prompts = [[number] for number in range(5)]
     assert bench_serve.make_batches(prompts, 1, 3) == [[[0]], [[1]], [[2]]]
@@ -253,6 +316,12 @@ def test_contexts_are_clipped_to_the_model_once():
         (["--model", "tiny-gqa", "--draft", "x"], "brings its own drafter"),
         (["--model", "tiny-gqa", "--batch", "1", "0"], "--batch must be at least 1"),
         (["--model", "tiny-gqa", "--resume"], "--resume needs --json"),
+        (["--model", "tiny-gqa", "--temperature", "0", "-1"], "--temperature must be 0 or more"),
+        (["--model", "tiny-gqa", "--temperature", "nan"], "--temperature must be 0 or more"),
+        (["--model", "tiny-gqa", "--budget", "0"], "--budget must be above 0"),
+        (["--model", "tiny-gqa", "--width", "16", "257"], "--width must be at most 256"),
+        (["--model", "tiny-gqa", "--json", "/tmp"], "/tmp is a folder"),
+        (["--model", "tiny-gqa", "--json", "/nowhere/x"], "/nowhere/x cannot be written: No such file"),
     ],
 )
 def test_wrong_options_end_with_two_before_any_server(capsys, arguments, words):

@@ -1,17 +1,22 @@
 """The `ddtree` command: what it fills in, what it refuses, and that it needs no SGLang to say so."""
 
+import argparse
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
 from sglang_ddtree_patch import cli
-from sglang_ddtree_patch.launch import demo, serve, sglang_install
+from sglang_ddtree_patch.launch import bench, demo, serve, sglang_install
+from sglang_ddtree_patch.launch.bench_kernel_options import KERNELS, SHAPES, parse_options
 from sglang_ddtree_patch.launch.demo_view import Comparison
 from sglang_ddtree_patch.launch.server_process import ServerStartError
+from sglang_ddtree_patch.launch.sglang_client import NotMeasured, ServerLost
+from sglang_ddtree_patch.launch.token_counts import parse_tokens
 
 MODELS = ["--model-path", "T", "--speculative-draft-model-path", "D"]
 
@@ -143,10 +148,21 @@ def test_serve_counts_a_config_file_as_given(tmp_path):
     assert "--page-size" not in filled(flags)
 
 
+@pytest.mark.parametrize(("data", "words"), [(None, "is no file"), (b"\xff", "is no text")])
+def test_serve_says_what_is_wrong_with_a_config_file(tmp_path, capsys, data, words):
+    config = tmp_path / "server.yaml"
+    if data is not None:
+        config.write_bytes(data)
+    assert cli.main(["serve", "--config", str(config)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ddtree serve: --config {config} {words}")
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ([], "--model-path"),
+        (["--model-path", "", "--draft", "D"], "--model-path"),
         (["--model-path", "T"], "--speculative-draft-model-path"),
         ([*MODELS, "--width", "8", "--speculative-num-draft-tokens", "9"], "give one of them"),
         (["--model", "T", "--page-size", "16"], "--speculative-draft-model-path"),
@@ -185,12 +201,66 @@ def test_the_kernel_benchmark_gets_its_flags_as_they_were_typed(monkeypatch):
 
     got = []
     monkeypatch.setattr(bench_kernel, "main", got.append)
+    monkeypatch.setattr(bench, "has_nvidia_gpu", lambda: True)
     flags = ["--rows", "1", "17", "--json", "kernel.json"]
     assert cli.main(["bench", "kernel", *flags]) == 0
     assert got == [flags]
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "kernel", "--rows", "many"])
     assert ended.value.code == 2
+
+
+def test_the_kernel_benchmark_says_at_once_that_there_is_no_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "has_nvidia_gpu", lambda: False)
+    assert cli.main(["bench", "kernel"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("ddtree bench kernel: torch sees no NVIDIA GPU")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--rows", "0"], "--rows must be at least 1"),
+        (["--rows", "257"], "--rows must be at most 256"),
+        (["--batches", "1", "0"], "--batches must be at least 1"),
+        (["--contexts", "1x"], "'1x' is no number of tokens: type 1024, or 1k"),
+        (["--json", "/nowhere/kernel.json"], "there is no folder /nowhere"),
+    ],
+)
+def test_the_kernel_benchmark_refuses_what_it_cannot_time(capsys, flags, words):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "kernel", *flags])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_kernel_benchmarks_help_says_what_each_name_means(capsys):
+    with pytest.raises(SystemExit):
+        parse_options(["--help"])
+    said = capsys.readouterr().out
+    for name, meaning in (KERNELS | SHAPES).items():
+        assert re.search(rf"^  {name} +{re.escape(meaning)}$", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("1k", 1024), ("16K", 16384), ("1024", 1024), (" 185k", 189440), ("0", None), ("0k", None), ("-1", None),
+     ("1.5k", None), ("1kk", None), ("k", None), ("", None), ("\u0661", None), ("1" * 5000, None)],
+)  # fmt: skip
+def test_lengths_are_tokens_and_1k_is_1024(text, tokens):
+    if tokens is None:
+        with pytest.raises(argparse.ArgumentTypeError, match="type 1024, or 1k"):
+            parse_tokens(text)
+    else:
+        assert parse_tokens(text) == tokens
+
+
+def test_every_command_takes_1k_for_1024():
+    parser = cli.build_parser()
+    for command in ("bench context --model m", "probe commit", "probe gpu"):
+        assert parser.parse_args([*command.split(), "--contexts", "1k", "64"]).contexts == [1024, 64]
+    assert parse_options(["--contexts", "1k", "64"]).contexts == [1024, 64]
 
 
 def test_the_kernel_benchmarks_flags_name_what_there_is():
@@ -205,19 +275,39 @@ def comparison(is_equal: bool) -> Comparison:
 
 
 @pytest.mark.parametrize(("is_equal", "code"), [(True, 0), (False, 1)])
-def test_the_demo_fails_when_any_text_differs(monkeypatch, capsys, is_equal, code):
+def test_the_demo_fails_and_keeps_its_logs_when_any_text_differs(
+    monkeypatch, tmp_path, capsys, is_equal, code
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(demo, "compare", lambda *_: [comparison(True), comparison(is_equal)])
     assert cli.main(["demo"]) == code
-    assert ("1 of 2 texts differ" in capsys.readouterr().out) is not is_equal
+    said = capsys.readouterr().out
+    assert ("1 of 2 texts differ" in said) is not is_equal
+    logs = list(tmp_path.iterdir())
+    assert len(logs) == code
+    assert all(f"Logs: {folder}" in said for folder in logs)
 
 
-def test_the_demo_shows_why_a_server_did_not_start(monkeypatch, capsys):
-    def compare(*_):
-        raise ServerStartError("The SGLang server ended after 3 s. The end of its log (/tmp/x.log): boom")
+@pytest.mark.parametrize("kind", [ServerStartError, ServerLost, NotMeasured])
+def test_the_demo_shows_why_a_server_failed_and_keeps_its_log(monkeypatch, tmp_path, capsys, kind):
+    def compare(model, prompts, tokens, view, logs):
+        raise kind(f"The SGLang server ended after 3 s. The end of its log ({logs}/x.log): boom")
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(demo, "compare", compare)
     assert cli.main(["demo"]) == 1
-    assert "/tmp/x.log" in capsys.readouterr().err
+    (folder,) = tmp_path.iterdir()
+    assert f"{folder}/x.log" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    """As in `ddtree models | head`."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "sglang_ddtree_patch.cli", "models"]
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (141, "")
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(monkeypatch, capsys):

@@ -136,7 +136,7 @@ KERNEL_REPORTS = {
     ),
     "the first kernel takes the probe down": (
         Answered("Killed", device=GPU, chosen="triton", precision=BF16),
-        "kernel triton", "problem", "not tried",
+        "kernel reference", "problem", "does not run: Killed",
     ),
     "no kernel of that name": (
         Answered("ConfigurationError: SGLANG_DDTREE_KERNEL='x'", device=GPU), "kernels", "problem", "='x'",
@@ -158,6 +158,23 @@ def test_what_the_kernels_probe_reports_is_judged(healthy, probe, name, status, 
     assert (checks[name]["status"], code) == (status, 1 if status == "problem" else 0)
     assert found in checks[name]["found"]
     assert checks[name]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "untried", "problems"),
+    [
+        (None, {"kernel reference", "kernel triton"}, 1),
+        (Answered("Killed", device=GPU, chosen="triton", precision=BF16), {"kernel triton"}, 1),
+    ],
+    ids=["no torch", "the first kernel takes the probe down"],
+)
+def test_what_was_not_tried_is_no_problem_of_its_own(healthy, probe, untried, problems, capsys):
+    healthy.setattr(doctor_machine, "start_kernels_probe", lambda: probe)
+    code, checks, _ = doctor(capsys)
+    assert {name for name, check in checks.items() if check["status"] == "untried"} == untried
+    assert cli.main(["doctor"]) == code == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"Serving would not work: {problems} problem, 0 warnings, {len(untried)} not tried."
 
 
 def test_a_driver_without_a_gpu_that_torch_sees_is_pointed_out(monkeypatch, tmp_path):
@@ -229,6 +246,7 @@ def test_each_mismatch_of_the_contract_is_a_line_and_sglang_is_not_loaded(health
     checks = json.loads(capsys.readouterr().out)["checks"]
     found = [check["found"] for check in checks if check["name"] == "contract"]
     assert found == [f"{len(CONTRACT) - 2} of {len(CONTRACT)} entries hold", *map(str, mismatches)]
+    assert [check["status"] for check in checks if check["name"] == "plugin loads"] == ["untried"]
 
 
 def test_an_untested_release_that_matches_is_a_warning(healthy, capsys):

@@ -36,6 +36,16 @@ def test_an_unknown_model_is_refused_with_the_names_there_are():
         model_catalog.path("kimi")
 
 
+@pytest.mark.parametrize("words", [["models"], ["models", "path", "smollm2"], ["models", "smollm2"]])
+def test_a_cache_in_nobodys_home_is_one_line(monkeypatch, capsys, words):
+    monkeypatch.setenv("DDTREE_CACHE", "~nobody-of-that-name/cache")
+    assert main(words) in (1, 2)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith("in no home folder that is known here: set DDTREE_CACHE to a folder that is.\n")
+    assert said.err.count("\n") == 1
+
+
 def test_the_command_prints_the_folder_and_refuses_unknown_names(capsys):
     assert main(["models", "path", "tiny-mla"]) == 0
     assert capsys.readouterr().out.strip() == str(model_catalog.path("tiny-mla"))

@@ -17,10 +17,13 @@ from patch_trees import (
     write_tree,
 )
 
+from sglang_ddtree_patch.contract_check import ContractReport, Mismatch
 from sglang_ddtree_patch.launch import patch as command
+from sglang_ddtree_patch.patches import patcher
 from sglang_ddtree_patch.patches.releases import known_releases
 from sglang_ddtree_patch.patches.tree import find_tree
 from sglang_ddtree_patch.patches.unified_diff import DiffSyntaxError, parse
+from sglang_ddtree_patch.releases import NEWEST
 
 
 @pytest.fixture
@@ -103,6 +106,29 @@ def test_a_tree_that_differs_is_refused_by_file_and_hunk(root, capsys, name, old
         assert f"{name}.py is not the file of SGLang 9.9.9: {words}" in error
         assert error.count("\n") == 1
     assert snapshot(root) == before
+
+
+def test_apply_reads_and_fits_a_tree_once(root, monkeypatch):
+    fitted, fit = [], patcher._fit
+    monkeypatch.setattr(patcher, "_fit", lambda *asked: fitted.append(asked) or fit(*asked))
+    assert ddtree_patch("apply", "--root", root) == 0
+    assert len(fitted) == 1
+
+
+def test_a_tree_that_would_not_serve_is_refused_before_anything_changes(root, monkeypatch, capsys):
+    missing = Mismatch(NEWEST.contract[0], "no such module")
+    monkeypatch.setattr(command, "check_releases", lambda root, version: ContractReport(version, (missing,)))
+    before = snapshot(root)
+    for dry_run in ([], ["--dry-run"]):
+        assert ddtree_patch("apply", *dry_run, "--root", root) == 1
+        assert capsys.readouterr().err.startswith("ddtree patch: nothing was changed: SGLang 9.9.9 does not")
+    assert snapshot(root) == before
+
+
+def test_a_version_that_is_no_text_is_read_as_far_as_it_goes(root, capsys):
+    (root / "sglang/version.py").write_bytes(b'# caf\xe9\n__version__ = "9.9.8"\n')
+    assert ddtree_patch("status", "--root", root) == 1
+    assert "SGLang 9.9.8 at" in capsys.readouterr().out
 
 
 def test_a_missing_file_is_named(root, capsys):

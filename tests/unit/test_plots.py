@@ -5,15 +5,16 @@ import json
 import pytest
 
 from sglang_ddtree_patch import cli
-from sglang_ddtree_patch.launch import plots
+from sglang_ddtree_patch.launch import plots, plots_axes
+from sglang_ddtree_patch.launch.plots_kernel import style_of
 
 HEADER = {"device": "a GPU", "versions": {}, "command": "", "date": "2026-01-02"}
 
 
-def kernel_row(kernel: str, context: int, microseconds: float | None) -> dict:
+def kernel_row(kernel: str, context: int, microseconds: float | None, **other: object) -> dict:
     return {
         "kernel": kernel, "shape": "gqa", "context": context, "rows": 17, "batch": 1, "page_size": 64,
-        "microseconds": microseconds, "limit_microseconds": 10.0,
+        "microseconds": microseconds, "limit_microseconds": 10.0, **other,
     }  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def lines(axes) -> dict[str, list[tuple[float, float]]]:
 
 
 def draw(*rows: dict):
-    figure = plots.draw({**HEADER, "rows": list(rows)})
+    (figure,) = plots.draw({**HEADER, "rows": list(rows)}).values()
     assert figure.get_suptitle() == "a GPU, 2026-01-02"
     for axes in figure.axes:
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
@@ -45,18 +46,63 @@ def draw(*rows: dict):
     return figure.axes
 
 
-def test_kernels_show_time_and_share_of_the_limit_against_context():
-    time, share = draw(
+def draw_kernels(*rows: dict):
+    return plots.draw({**HEADER, "rows": list(rows)})
+
+
+def test_kernels_show_time_and_share_of_the_best_against_context_in_a_column_a_width():
+    (figure,) = draw_kernels(
         kernel_row("ddtree", 65536, 40.0),
         kernel_row("ddtree", 1024, 20.0),
         kernel_row("fa3-prefix", 1024, 10.0),
         kernel_row("fa3-prefix", 65536, None),
-    )
-    assert (time.get_xlabel(), time.get_ylabel()) == ("context (tokens)", "time of one call (us)")
-    assert lines(time) == {"ddtree": [(1024, 20), (65536, 40)], "fa3-prefix": [(1024, 10)]}
-    assert share.get_ylabel() == "share of the limit"
+        kernel_row("ddtree", 1024, 25.0, rows=9),
+    ).values()
+    narrow, time, narrow_share, share = figure.axes
+    assert [axes.get_title() for axes in (narrow, time)] == ["9 tree rows", "17 tree rows"]
+    assert (narrow.get_ylabel(), share.get_xlabel()) == ("time of one call (us)", "context (tokens)")
+    best = {"best possible": [(1024, 10), (1024, 10), (65536, 10), (65536, 10)]}
+    assert lines(time) == {"ddtree": [(1024, 20), (65536, 40)], "fa3-prefix": [(1024, 10)]} | best
+    assert lines(narrow)["ddtree"] == [(1024, 25)]
+    assert narrow_share.get_ylabel() == "share of the best possible"
     assert lines(share)["ddtree"] == [(1024, 0.5), (65536, 0.25)]
-    assert [text.get_text() for text in time.get_xticklabels()] == ["1k", "64k"]
+    assert (time.get_xscale(), time.get_yscale(), share.get_yscale()) == ("log", "log", "linear")
+    assert [text.get_text() for text in share.get_xticklabels()] == ["1k", "64k"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ddtree", "best possible", "fa3-prefix"]
+
+
+@pytest.mark.parametrize(
+    ("batches", "names"), [([1], ["gqa", "mla"]), ([1, 8], ["gqa-x1", "gqa-x8", "mla-x1", "mla-x8"])]
+)
+def test_each_shape_and_number_of_requests_is_a_figure_of_a_few_panels(batches, names):
+    figures = draw_kernels(
+        *(
+            kernel_row("ddtree", 1024, 20.0, shape=shape, batch=batch, rows=rows)
+            for shape in ("gqa", "mla") for batch in batches for rows in (9, 17, 33, 64)
+        )
+    )  # fmt: skip
+    assert list(figures) == names
+    assert {len(figure.axes) for figure in figures.values()} == {8}
+    first = next(iter(figures.values()))
+    assert first.get_suptitle() == "gqa, 1 request, a GPU, 2026-01-02"
+
+
+def test_a_kernel_looks_the_same_in_every_figure():
+    rows = [kernel_row("ddtree", 1024, 20.0, shape="a"), kernel_row("fa3-prefix", 1024, 9.0, shape="a"),
+            kernel_row("fa3-prefix", 1024, 9.0, shape="b")]  # fmt: skip
+    looks = [line.get_color() for figure in draw_kernels(*rows).values() for line in figure.axes[0].lines
+             if line.get_label() == "fa3-prefix"]  # fmt: skip
+    assert looks == [style_of("fa3-prefix")["color"]] * 2
+
+
+def test_the_command_names_a_figure_by_its_shape(tmp_path, capsys):
+    rows = [kernel_row("ddtree", 1024, 20.0, shape=shape) for shape in ("gqa", "mla")]
+    (tmp_path / "kernel.json").write_text(json.dumps({**HEADER, "rows": rows}))
+    assert cli.main(["bench", "plot", str(tmp_path / "kernel.json")]) == 0
+    files = [tmp_path / "kernel-gqa.svg", tmp_path / "kernel-mla.svg"]
+    assert capsys.readouterr().out.split() == [str(file) for file in files]
+    assert all(file.read_bytes().startswith(b"<?xml") for file in files)
 
 
 def test_context_shows_step_and_share_for_each_server():
@@ -84,9 +130,10 @@ def test_serve_shows_tokens_a_second_in_a_panel_a_temperature():
 
 
 def test_no_two_lines_of_a_figure_look_alike():
-    axes, _ = draw(*(kernel_row(f"kernel {number}", 1024, 1.0) for number in range(len(plots.STYLES))))
+    count = len(plots_axes.STYLES)
+    (axes,) = draw(*(serve_row(f"server {number}", 1, 0.0, 1, 1.0) for number in range(count)))
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines}
-    assert len(looks) == len(plots.STYLES)
+    assert len(looks) == count
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
@@ -104,10 +151,17 @@ def test_the_command_writes_the_figure_and_says_where(tmp_path, capsys, ending):
     ("text", "output", "words"),
     [
         ("{}", "x.svg", "holds no results"),
-        ('{"rows": []}', "x.svg", "nothing was measured"),
-        ('{"rows": [{"a": 1}]}', "x.svg", "cannot be drawn"),
-        ('{"rows": [{"part": "tree", "batch": 1}]}', "x.svg", "cannot be drawn"),
+        ('{"device": "d", "date": "d", "rows": []}', "x.svg", "nothing was measured"),
+        ('{"device": "d", "date": "d", "rows": [{"a": 1}]}', "x.svg", "cannot be drawn"),
+        # What ddtree probe gpu writes has a column of this name too.
+        (
+            '{"device": "d", "date": "d", "rows": [{"phase": "decode", "limit_fraction": 1}]}',
+            "x.svg",
+            "cannot be",
+        ),
+        ('{"device": "d", "date": "d", "rows": ["a"]}', "x.svg", "holds no results"),
         ('{"rows": [{"a": 1}]}', "x.doc", "must be one of"),
+        ('{"rows": [{"a": 1}]}', "nowhere/x.svg", "there is no folder"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(tmp_path, capsys, text, output, words):
@@ -115,6 +169,25 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, text, output, words):
     file.write_text(text)
     assert cli.main(["bench", "plot", str(file), "--output", str(tmp_path / output)]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "words"), [(None, "cannot be read: No such file or directory."), (b"\xff", "is no text")]
+)
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, capsys, data, words):
+    file = tmp_path / "results.json"
+    if data is not None:
+        file.write_bytes(data)
+    assert cli.main(["bench", "plot", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(f"ddtree bench plot: {file} {words}")
+
+
+def test_a_figure_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    file, output = tmp_path / "serve.json", tmp_path / "figure.svg"
+    file.write_text(json.dumps({**HEADER, "rows": [serve_row("plain", 1, 0.0, 1, 100.0)]}))
+    output.mkdir()
+    assert cli.main(["bench", "plot", str(file), "--output", str(output)]) == 1
+    assert capsys.readouterr().err == f"ddtree bench plot: {output} cannot be written: Is a directory.\n"
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path, capsys, monkeypatch):

@@ -13,7 +13,7 @@ from fake_sglang import COMMIT, fake_server
 from test_gpu_sampler import FakeNvml
 
 from sglang_ddtree_patch import cli, model_catalog
-from sglang_ddtree_patch.launch import gpu_verdict, probe_commit, probe_gpu, probe_server
+from sglang_ddtree_patch.launch import gpu_verdict, probe_commit, probe_gpu, probe_run, probe_server
 from sglang_ddtree_patch.launch.bench_client import BatchTiming
 from sglang_ddtree_patch.launch.gpu_sampler import Gpus
 from sglang_ddtree_patch.launch.gpu_view import GpuView
@@ -24,7 +24,7 @@ MODEL = model_catalog.path("tiny-gqa")
 DDTREE = ("--speculative-algorithm", "DDTREE", "--model-path", str(MODEL / "target"),
           "--speculative-draft-model-path", str(MODEL / "draft"))  # fmt: skip
 COMMIT_PROBE = ("commit", "--new-tokens", "33")
-GPU_PROBE = ("gpu", "--seconds", "0.05")
+GPU_PROBE = ("gpu", "--seconds", "0.05", "--copy-rate", "100")
 
 
 def probe(url: str, *arguments: str) -> int:
@@ -119,6 +119,40 @@ def test_a_dead_server_is_one_line(capsys, arguments):
     url = f"http://127.0.0.1:{find_free_port()}"
     assert probe(url, *arguments) == 1
     assert one_line(capsys).endswith(f"no answer from {url} to /server_info: Connection refused")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1", "http://x..y", "http://a b:3", "http://a\nb", "localhost:abc", "localhost:70000",
+        "localhost:0", "http://", "ftp://localhost", "file:///etc/hostname", "http://user:word@localhost",
+        "http://localhost/caf\u00e9", "http://localhost/?x=1", "",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("arguments", [COMMIT_PROBE, GPU_PROBE])
+def test_a_url_that_is_none_is_one_line(capsys, url, arguments):
+    assert probe(url, *arguments) == 2
+    assert one_line(capsys).endswith(f"--url {url!r} is no address of a server: type http://HOST:PORT.")
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("localhost:30000", "http://localhost:30000"),
+        ("https://gpu-box/v1/", "https://gpu-box"),
+        ("http://[::1]:8000/behind/a/proxy", "http://[::1]:8000/behind/a/proxy"),
+        ("m\u00fchle:80", "http://m\u00fchle:80"),
+    ],
+)
+def test_urls_are_taken_as_they_are_typed(given, asked):
+    assert probe_run.server_url(given) == asked
+
+
+@pytest.mark.parametrize("key", ["\u043a\u043b\u044e\u0447", "two\nlines", "\udcff"])
+def test_a_key_that_no_header_takes_is_one_line(monkeypatch, capsys, key):
+    monkeypatch.setattr(probe_run.os, "environ", {"DDTREE_API_KEY": key})
+    assert probe("http://127.0.0.1:1", *COMMIT_PROBE) == 2
+    assert "DDTREE_API_KEY holds characters that no HTTP header takes" in one_line(capsys)
 
 
 @contextmanager
@@ -229,8 +263,9 @@ def test_ctrl_c_keeps_the_rows_and_says_so(tmp_path, capsys, monkeypatch, argume
         (["commit", "--new-tokens", "4"], "--new-tokens must be at least 16"),
         (["commit", "--contexts", "10"], "--contexts must be at least 64"),
         (["gpu", "--seconds", "0"], "--seconds and --copy-rate must be above 0"),
-        (["gpu", "--model", "nowhere"], "nowhere is no folder"),
-        (["commit", "--json", "/nowhere/commit.json"], "cannot be written"),
+        (["gpu", "--copy-rate", "9", "--model", "nowhere"], "nowhere is no folder"),
+        (["commit", "--json", "/nowhere/commit.json"], "cannot be written: No such file or directory."),
+        (["commit", "--json", "/tmp"], "/tmp is a folder"),
     ],
 )
 def test_wrong_options_are_one_line(capsys, arguments, words):
@@ -280,6 +315,22 @@ def test_gpu_says_when_sm_percent_hides_an_idle_one(tmp_path, capsys, monkeypatc
     assert found["copy_gb_s"] == 4000
     assert found["lacks"] == []
     assert "GPU idle behind its SM % at" in capsys.readouterr().out
+
+
+def test_a_server_on_a_cpu_is_said_at_once_and_asked_for_nothing(tmp_path, capsys):
+    file = tmp_path / "gpu.json"
+    with fake_server(DDTREE, "fail-at=1") as server:
+        assert probe(server.url, "gpu", "--json", str(file)) == 1
+    assert "runs on a CPU: there is no GPU to probe. With --copy-rate GB/S" in one_line(capsys)
+    assert not file.exists()
+
+
+def test_that_there_will_be_no_verdict_is_said_before_the_first_row(monkeypatch, capsys):
+    monkeypatch.setattr(probe_gpu, "is_local", lambda url: False)
+    with fake_server(DDTREE, "cuda") as server:
+        assert probe(server.url, "gpu", "--seconds", "0.05", "--contexts", "1000") == 0
+    said = capsys.readouterr().out
+    assert said.index("there will be times and no verdict") < said.index("prefill ")
 
 
 def test_a_server_without_text_is_driven_with_tokens_of_its_vocabulary(capsys):

@@ -14,12 +14,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from fake_sglang import FakeTemplate
 
-from sglang_ddtree_patch import cli
+from sglang_ddtree_patch import cli, model_catalog
 from sglang_ddtree_patch.contract import SUPPORTED_VERSION
-from sglang_ddtree_patch.launch import serve
+from sglang_ddtree_patch.launch import demo, serve
 from sglang_ddtree_patch.launch.doctor_models import ModelConfig
 from sglang_ddtree_patch.launch.serve_defaults import choose_width, trained_window
+from sglang_ddtree_patch.launch.server_process import ServerStartError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SGLANG = Path(find_spec("sglang").origin).parent
@@ -147,6 +149,27 @@ def test_what_is_filled_in_for_two_models_is_printed_with_reasons(became, tmp_pa
         assert line.split(maxsplit=2)[1:] == [default.value, default.reason]
     assert printed.endswith(f"ddtree serve: {became[0].command()}\n")
     assert len(printed.splitlines()) < 10
+
+
+@pytest.mark.parametrize("name", model_catalog.names())
+def test_the_demo_serves_with_the_pages_and_the_tree_that_serve_would_choose(name, monkeypatch):
+    started = []
+
+    def start(arguments, **_):
+        started.append(serve.named_flags(arguments))
+        raise ServerStartError("seen enough")
+
+    monkeypatch.setattr(demo, "ServerProcess", start)
+    monkeypatch.setattr(demo, "ServerTemplate", FakeTemplate)
+    monkeypatch.setattr(demo, "has_accelerator", lambda: False)
+    assert cli.main(["demo", "--model", name]) == 1
+    folder = model_catalog.path(name)
+    flags = ["--model-path", str(folder / "target"), "--speculative-draft-model-path", str(folder / "draft")]
+    for on_cpu in (True, False):
+        filled = {default.flag: default.value for default in serve.plan_server(flags, on_cpu=on_cpu).filled}
+        for flag in ("--page-size", "--speculative-num-draft-tokens"):
+            assert started[0][flag] == filled[flag]
+    assert int(filled["--page-size"]) >= 16
 
 
 def test_what_was_given_is_not_filled_in(became, tmp_path):
