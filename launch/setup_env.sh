@@ -78,7 +78,8 @@ install_with_uv() {
 compile_large_packages() {
     local packages
     packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    "$venv/bin/python" -m compileall -q -j 0 "$packages"/{torch,sglang,transformers} || true
+    # A few of their files are written for other Pythons, which is no matter.
+    "$venv/bin/python" -m compileall -qq -j 0 "$packages"/{torch,sglang,transformers} || true
 }
 
 if ! install_with_uv; then
