@@ -61,9 +61,10 @@ class PointProgress:
 
     def text(self) -> str:
         now, seconds = self._now, time.monotonic() - self._started
+        # What changes comes first: a narrow terminal cuts the end.
         return (
-            f"  {self._point}: {now.part}, {now.done} of {self._prompts} prompts done, "
-            f"{now.decoded + now.in_batch} tokens, {seconds:.0f} s"
+            f"  {seconds:.0f} s, {now.done} of {self._prompts} prompts done, "
+            f"{now.decoded + now.in_batch} tokens, {now.part}: {self._point}"
         )
 
     def _tick(self) -> None:

@@ -66,9 +66,9 @@ def test_serve_writes_a_row_for_each_server_and_batch_size(tmp_path):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (SERVE, "temperature 0.0, batch 1: repeat 1 of 1, 1 of 2 prompts done"),
-        (SERVE, "temperature 0.0, batch 2: warming up, 0 of 2 prompts done"),
-        (CONTEXT, "context 128: repeat 1 of 2, 0 of 1 prompts done"),
+        (SERVE, ("1 of 2 prompts done", "repeat 1 of 1: algorithm plain, temperature 0.0, batch 1")),
+        (SERVE, ("0 of 2 prompts done", "warming up: algorithm plain, temperature 0.0, batch 2")),
+        (CONTEXT, ("0 of 1 prompts done", "repeat 1 of 2: algorithm plain, context 128")),
     ],
 )
 def test_how_far_a_point_is_is_said_while_it_is_measured(capsys, monkeypatch, command, said):
@@ -76,7 +76,8 @@ def test_how_far_a_point_is_is_said_while_it_is_measured(capsys, monkeypatch, co
     monkeypatch.setattr(terminal, "PROGRESS_EVERY_SECONDS", 0.0)
     assert cli.main(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    said = rf"  algorithm plain, {re.escape(said)}, (\d+) tokens, \d+ s"
+    done, point = map(re.escape, said)
+    said = rf"  \d+ s, {done}, (\d+) tokens, {point}"
     counts = [int(found[1]) for line in lines if (found := re.fullmatch(said, line))]
     assert counts == sorted(counts)
     assert len({*counts}) > 1
@@ -100,7 +101,7 @@ def test_a_point_on_a_terminal_leaves_its_row_alone(monkeypatch):
         view.line("said meanwhile")
     view.line("the row")
     drawn = out.getvalue().split("\r\033[K")
-    said = re.compile(r"  batch 8: repeat 1 of 3, 8 of 16 prompts done, 127 tokens, \d+ s")
+    said = re.compile(r"  \d+ s, 8 of 16 prompts done, 127 tokens, repeat 1 of 3: batch 8")
     assert any(map(said.fullmatch, drawn))
     # Lines that stay begin where a live one was, or a line ended.
     stayed = [line for part in drawn for line in part.splitlines(keepends=True) if line.endswith("\n")]
