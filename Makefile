@@ -44,7 +44,10 @@ test-lint: env
 test-types: env
 	tests/check_types.sh $(BIN)/mypy
 
-test-contract test-unit test-kernels: test-%: env
+test-contract: env
+	$(PYTEST) --dist worksteal tests/contract $(ARGS) $(NONE_FIT)
+
+test-unit test-kernels: test-%: env
 	COVERAGE_FILE=.coverage.$* $(PYTEST) --dist worksteal --cov --cov-report= tests/$* $(ARGS) $(NONE_FIT)
 
 # The tests of a file share servers and wheels, so they stay with one worker.
@@ -56,7 +59,7 @@ test-regression: env
 
 # Of the last run of each section that is measured.
 test-coverage: env
-	$(BIN)/coverage combine --quiet --keep $(wildcard .coverage.contract .coverage.unit .coverage.kernels)
+	$(BIN)/coverage combine --quiet --keep $(wildcard .coverage.unit .coverage.kernels)
 	$(BIN)/coverage report --skip-empty
 
 # E.g.: make soak ARGS="--minutes 30"

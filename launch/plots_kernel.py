@@ -53,7 +53,7 @@ def _draw_shape(rows: Sequence[Row], what: str) -> Figure:
 def _draw_times(axes: Axes, rows: Sequence[Row]) -> None:
     series = group(rows, lambda row: row["kernel"])
     plot(axes, series, "context", lambda row: row["microseconds"], [style_of(kernel) for kernel in series])
-    best = {BEST: rows}
+    best = {BEST: list(rows)}
     plot(axes, best, "context", lambda row: row["limit_microseconds"], [BEST_STYLE])
     logarithmic(axes)
 

@@ -76,7 +76,6 @@ def imported_names(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "sglang")
 
 
-@pytest.mark.no_cover  # it looks at the time
 def test_the_contract_holds_on_the_installed_sglang():
     check_installed_sglang.cache_clear()
     started = time.process_time()

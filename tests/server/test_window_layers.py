@@ -169,7 +169,7 @@ def test_a_drafter_with_windows_drafts_as_on_a_stock_backend(
     template: ServerTemplate, stock_gqa: Oracle, tmp_path: Path, window: int, settings: dict
 ) -> None:
     drafter = windowed_drafter(tmp_path / "drafter", window, **settings)
-    requests = [replace(request, extra={}) for request in REQUESTS[::2]]
+    requests = [replace(request, extra={}) for request in REQUESTS]
     counts = []
     for backend in ("ddtree-verify", "triton"):
         arguments = ddtree_flags(
