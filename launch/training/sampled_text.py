@@ -74,10 +74,11 @@ def write_own_text(
                 flush=True,
             )
 
-        for prompts, path in todo:
+        for count, (prompts, path) in enumerate(todo):
             if len(asked) == answerer.at_once:
                 keep_oldest()
-            if time.time() - started > 60 * minutes or time.time() > until:
+            # Each run answers something, however long its answerer took to get ready.
+            if count > 0 and (time.time() - started > 60 * minutes or time.time() > until):
                 break
             temperatures = [TEMPERATURES[row % len(TEMPERATURES)] for row in range(len(prompts))]
             asked.append((prompts, path, pool.submit(answer, prompts, temperatures, new_tokens)))

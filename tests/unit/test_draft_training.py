@@ -121,7 +121,7 @@ def test_anchors_lie_in_the_answers_and_have_a_token_after_them():
         assert (anchors <= lengths[:, None] - 2).all()
 
 
-def test_own_text_goes_on_where_it_ended(target, model, tmp_path, capsys):
+def test_own_text_goes_on_where_it_ended(target, model, tmp_path, monkeypatch):
     groups = [[target.tokenizer(text)["input_ids"]] for text in ("def a", "def b", "def c")]
 
     def write(until: float) -> None:
@@ -130,6 +130,12 @@ def test_own_text_goes_on_where_it_ended(target, model, tmp_path, capsys):
 
     with pytest.raises(fitting.Unfinished, match="0 of 3"):
         write(until=0)
+    now = time.time()
+    clock = iter([now, now])  # and from then on a minute later
+    with monkeypatch.context() as patched:
+        patched.setattr(sampled_text.time, "time", lambda: next(clock, now + 60))
+        with pytest.raises(fitting.Unfinished, match="1 of 3"):
+            write(until=now + 30)
     write(until=time.time() + 60)
     pieces = {path: path.stat().st_mtime_ns for path in tmp_path.glob("piece-*.pt")}
     assert len(pieces) == 3
