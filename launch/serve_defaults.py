@@ -96,7 +96,9 @@ def choose_width(target: ModelConfig, tp_size: int) -> Default:
     fitting = TILE_ROWS // group if group else 0
     width = min(max(fitting, DEFAULT_WIDTH), WIDEST_DEFAULT)
     if width * (group or 0) in range(1, TILE_ROWS + 1):
-        reason = f"with {group} query heads a KV head a GPU reads the prefix once, as a tile of {TILE_ROWS}"
+        reason = f"with {group} query heads a KV head they fit a tile of {TILE_ROWS}: the prefix is read once"
+        if fitting > width:
+            reason += "; wider trees accept little more"
     else:
         reason = "the plugin's own default"
     return Default("--speculative-num-draft-tokens", str(width), f"tree rows; {reason}")
