@@ -181,6 +181,8 @@ CONTRACT: tuple[Attribute, ...] = (
     ),
     _a(Use.READ, "managers.io_struct", "GenerateReqInput.return_logprob"),
     _a(Use.READ, "managers.io_struct", "GenerateReqInput.logprob_start_len"),
+    _a(Use.READ, "managers.io_struct", "GenerateReqInput.top_logprobs_num"),
+    _a(Use.READ, "managers.io_struct", "GenerateReqInput.session_params"),
     _a(Use.READ, "sampling.sampling_params", "SamplingParams.top_k"),
     _a(Use.READ, "sampling.sampling_params", "SamplingParams.custom_params"),
     _a(Use.READ, "sampling.sampling_params", "SamplingParams.temperature"),

@@ -54,7 +54,7 @@ def _register() -> None:
         continue_from_what_was_shown,
         finish_where_plain_decoding_would,
     )
-    from sglang_ddtree_patch.requests import check_prompt_log_probs, disarm, validate_request
+    from sglang_ddtree_patch.requests import check_values, disarm, validate_request
 
     add_attention_backend_choices([BACKEND])
     add_draft_attention_backend_choices([BACKEND])
@@ -70,7 +70,7 @@ def _register() -> None:
     )
     HookRegistry.register(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
-        check_prompt_log_probs,
+        check_values,
         HookType.AFTER,
     )
     HookRegistry.register(

@@ -78,18 +78,26 @@ def disarm(result: None, request: Any, *reason: Any, **named: Any) -> None:
         request.custom_logit_processor = None
 
 
-def check_prompt_log_probs(result: None, manager: Any, asked: Any, input_ids: Any) -> None:
+def check_values(result: None, manager: Any, asked: Any, input_ids: Any) -> None:
     """After `TokenizerManager._validate_one_request`, whose errors are HTTP 400.
 
-    The one number that a scheduler's request is given behind our rules.
+    What would end a scheduler before it asks our rules, or is given to its request behind them.
 
     Raises:
-        ValueError: `logprob_start_len` is no place in a prompt.
+        ValueError: a number that is none, a `logprob_start_len` that is no place in a prompt, or a session
+            that is named by no string.
     """
     if get_spec().speculative_algorithm != ALGORITHM or not isinstance(asked, GenerateReqInput):
         return
+    numbers = {"top_logprobs_num": asked.top_logprobs_num, "logprob_start_len": asked.logprob_start_len}
+    for name, value in numbers.items():
+        if not isinstance(value, int | None):
+            raise ValueError(f"{name} is a {type(value).__name__}: send a whole number.")
     if asked.return_logprob and asked.logprob_start_len < -1:
         raise ValueError(
             f"logprob_start_len {asked.logprob_start_len} is no place in the prompt: send 0 for log-probs of "
             "all its tokens, -1 for none."
         )
+    session = asked.session_params
+    if isinstance(session, dict) and not isinstance(session.get("id"), str | None):
+        raise ValueError(f"the session's id is a {type(session['id']).__name__}: send a string.")

@@ -42,6 +42,7 @@ from sampled_text import batches, draw_batch, read_own_text, write_own_text
 from targets import features
 
 from sglang_ddtree_patch.launch.int8_rows import expand, write_packed
+from sglang_ddtree_patch.launch.run_folder import exit_on_signals
 
 BENCH_PROMPTS = sorted(Path(__file__).parent.parent.glob("bench_prompts*.json"))
 OWN_SHARE = 0.2  # of --minutes
@@ -252,6 +253,7 @@ def read_seconds(folder: Path) -> float:
 
 def main() -> int:
     args = parse()
+    exit_on_signals()  # a server that writes answers goes with this process
     if args.device == "cpu":
         torch.set_num_threads(1)
     else:

@@ -75,7 +75,7 @@ def test_a_request_that_is_not_served_gets_400_and_the_others_go_on(
 PROMPT = list(text_tokens("tiny-gqa", 20))
 UNKNOWN_SESSION = {"session_params": {"id": "unknown"}}
 PROCESSOR = DisallowedTokensLogitsProcessor.to_str()
-# (what is asked for, words of the reason): each ends a stock server.
+# (what is asked for, words of the reason). Each ends a stock server; the empty list ended only ours.
 DEADLY = [
     (
         {**UNKNOWN_SESSION, "stop_token_ids": [10**6], "min_new_tokens": 2},
@@ -84,6 +84,8 @@ DEADLY = [
     ({**UNKNOWN_SESSION, "top_k": 2**31}, "session id unknown does not exist"),
     ({"top_k": 2**31}, "top_k 2147483648 is more than 2147483647"),
     ({"return_logprob": True, "logprob_start_len": -7}, "logprob_start_len -7 is no place in the prompt"),
+    ({"top_logprobs_num": []}, "top_logprobs_num is a list"),
+    ({"session_params": {"id": ["x"]}}, "the session's id is a list"),
     ({"custom_logit_processor": PROCESSOR, "custom_params": [1]}, "custom_params is a list"),
 ]
 OF_SAMPLING = {"stop_token_ids", "min_new_tokens", "top_k", "custom_params"}

@@ -153,7 +153,22 @@ def test_log_probs_begin_at_a_place_in_the_prompt(monkeypatch, algorithm, return
     monkeypatch.setattr(requests, "get_spec", lambda: SimpleNamespace(speculative_algorithm=algorithm))
     asked = GenerateReqInput(input_ids=[5], return_logprob=return_logprob, logprob_start_len=start)
     if not is_refused:
-        requests.check_prompt_log_probs(None, None, asked, [5])
+        requests.check_values(None, None, asked, [5])
         return
     with pytest.raises(ValueError, match="logprob_start_len -7 is no place in the prompt: send 0 "):
-        requests.check_prompt_log_probs(None, None, asked, [5])
+        requests.check_values(None, None, asked, [5])
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"top_logprobs_num": []}, "top_logprobs_num is a list: send a whole number."),
+        ({"logprob_start_len": [1], "return_logprob": True}, "logprob_start_len is a list: send a whole"),
+        ({"session_params": {"id": ["x"]}}, "the session's id is a list: send a string."),
+    ],
+)
+def test_values_that_sglang_cannot_compare_or_look_up_are_refused(monkeypatch, values, reason):
+    monkeypatch.setattr(requests, "get_spec", lambda: SimpleNamespace(speculative_algorithm="DDTREE"))
+    with pytest.raises(ValueError, match=reason):
+        requests.check_values(None, None, GenerateReqInput(input_ids=[5], **values), [5])
+    requests.check_values(None, None, GenerateReqInput(input_ids=[5], session_params={"id": None}), [5])
