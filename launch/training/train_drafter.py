@@ -94,6 +94,7 @@ class Run:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.device, self.until = args, args.device, time.time() + 60 * args.run_minutes
         self.target = HFTarget(args.target, args.device)
+        self.mask = self.target.mask_token(args.mask_token)
         args.out.mkdir(parents=True, exist_ok=True)
         self.report_path = args.out / "report.json"
         self.report = json.loads(self.report_path.read_text()) if self.report_path.exists() else {}
@@ -151,7 +152,7 @@ class Run:
         torch.manual_seed(int(time.time()))
         config = draft_config(
             self.target.config,
-            mask=self.target.mask_token(args.mask_token),
+            mask=self.mask,
             feature_layers=self.layers,
             block=args.block,
             layers=args.layers,
