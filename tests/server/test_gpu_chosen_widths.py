@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from bf16_rule import compare
 from serving import ask_all, used_tokens
-from test_gpu_serving import COMMON, committed
+from test_gpu_serving import COMMON, committed, started
 from test_metrics import Metrics
 
-from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.settings import WIDTHS_VARIABLE
 from sglang_ddtree_patch.width_policy import choices
 
@@ -29,22 +26,13 @@ PLANTING = Path(__file__).parent / "planting"
 def test_changing_widths_equal_stock_by_the_bf16_rule(name: str, forced: bool) -> None:
     case = committed(name)
     stock = ["--model-path", str(case.target), *COMMON, *case.flags]
-    ours = [
-        *stock, "--attention-backend", "ddtree-verify", "--speculative-algorithm", "DDTREE",
-        "--speculative-draft-model-path", str(case.draft), "--speculative-num-draft-tokens", str(WIDTH),
-        "--enable-metrics", "--decode-log-interval", "1",
-    ]  # fmt: skip
+    ours = [*stock, "--draft", str(case.draft), "--width", str(WIDTH)]
+    ours += ["--enable-metrics", "--decode-log-interval", "1"]
     environment = {WIDTHS_VARIABLE: "auto"}
     if forced:
         path = os.pathsep.join([str(PLANTING), os.environ.get("PYTHONPATH", "")])
         environment |= {"DDTREE_TEST_WIDTHS": "1", "PYTHONPATH": path}
-    servers = [
-        ServerProcess(ours, environment=environment, ready_timeout=500),
-        ServerProcess(stock, ready_timeout=500),
-        ServerProcess([*stock, "--attention-backend", "triton"], ready_timeout=500),
-    ]
-    with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        server, oracle, other = pool.map(stack.enter_context, servers)
+    with started(ours, stock, environment) as (server, oracle, other):
         for _ in range(3):
             answers = ask_all(server, case.requests)
             verdicts = [

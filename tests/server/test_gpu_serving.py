@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
@@ -131,11 +131,13 @@ def test_bf16_tokens_equal_stock_by_the_bf16_rule(name: str, tmp_path: Path, rec
 
 
 @contextlib.contextmanager
-def started(ours: list[str], stock: list[str]) -> Iterator[list[ServerProcess]]:
+def started(
+    ours: list[str], stock: list[str], environment: Mapping[str, str] | None = None
+) -> Iterator[list[ServerProcess]]:
     """Ours, stock, and stock on other kernels, side by side: a start is mostly imports and compilation."""
     serve = partial(launch_python, program=("-m", "sglang_ddtree_patch.cli", "serve"))
     servers = [
-        ServerProcess(ours, ready_timeout=900, launcher=serve),
+        ServerProcess(ours, environment=environment, ready_timeout=900, launcher=serve),
         ServerProcess(stock, ready_timeout=900),
         ServerProcess([*stock, "--attention-backend", "triton"], ready_timeout=900),
     ]
