@@ -153,11 +153,9 @@ def decode_batch(
         },
     }
     requests = [RequestProgress() for _ in prompts]
-    tokens = [0] * len(prompts)
     for event in stream_answer(server, payload, budget):
         requests[event["index"]].add(time.monotonic(), event["meta_info"])
-        tokens[event["index"]] = event["meta_info"]["completion_tokens"]
-        watch(sum(tokens))
+        watch(sum(request.tokens[-1] for request in requests if request.tokens))
     if not all(request.is_finished for request in requests):
         raise ServerLost(f"the answer ended early{server.last_words()}")
     return steady_window(requests)

@@ -42,9 +42,7 @@ class Record:
         Raises:
             ConfigurationError: it is there, or cannot be written.
         """
-        if self.path is not None and self.path.is_dir():
-            raise ConfigurationError(f"{self.path} is a folder: name a file for --json.")
-        if self.path is not None and self.path.exists():
+        if self.path is not None and is_file(self.path):
             raise ConfigurationError(f"{self.path} is there: name another --json, or remove it.")
         self.write_first()
 
@@ -103,13 +101,18 @@ def open_record(record: Record, resume: bool) -> None:
         if resume:
             raise ConfigurationError("--resume needs --json FILE: the file to go on with.")
         return
-    if path.is_dir():
-        raise ConfigurationError(f"{path} is a folder: name a file for --json.")
-    if path.exists():
+    if is_file(path):
         if not resume:
             raise ConfigurationError(f"{path} is there: add --resume to go on with it, or remove it.")
         record.resume()
     record.write_first()
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is something there; raises ConfigurationError for a folder."""
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a folder: name a file for --json.")
+    return path.exists()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -54,12 +54,14 @@ what=(--editable '.[sglang,test]')
 
 # What pip is told by its files and variables under a name, the first of them: uv reads none of it.
 setting() {
-    "${pip[@]}" config list | sed -nE "s/^[a-z:]+\.$1='(.*)'\$/\1/p" | head -n 1 | sed 's/\\n/ /g'
+    sed -nE "s/^[a-z:]+\.$1='(.*)'\$/\1/p" <<<"$settings" | head -n 1 | sed 's/\\n/ /g'
 }
 
 # uv downloads and unpacks side by side, in a third of pip's time, and takes packages from where pip does.
 install_with_uv() {
     "${pip[@]}" install --no-input --quiet uv || return
+    local settings
+    settings=$("${pip[@]}" config list)
     local options=(--index-strategy unsafe-best-match --cache-dir "$venv/.uv-cache") name value
     for name in index-url extra-index-url find-links constraint trusted-host; do
         for value in $(setting "$name"); do

@@ -98,7 +98,7 @@ class DDTreeVerifyBackend:
         """Allocate what captured graphs of target verify read by address."""
         width = max_num_tokens // max_bs
         self._mask_buffers[width] = chain_masks(max_bs, width, self.slot_table.device)
-        self._attention_of(width).reserve(max_bs, width)
+        self._attention_of(width).reserve(max_bs)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1

@@ -60,21 +60,20 @@ class LayerAttention:
                 f"{type(model).__name__} keeps its keys and values in a layout that ddtree-verify does not "
                 "read. Use --speculative-algorithm DFLASH for this model."
             )
-        self._implementations = list(built.values())
+        self._implementations, self._rows = list(built.values()), rows
 
     def __getitem__(self, layer_id: int) -> VerifyAttention:
         return self._of_layer[layer_id]
 
-    def reserve(self, max_batch: int, rows: int) -> None:
+    def reserve(self, max_batch: int) -> None:
         """Allocate what captured graphs read by address."""
         for attention in self._implementations:
-            attention.reserve(max_batch, rows)
+            attention.reserve(max_batch, self._rows)
 
     def prepare(self, forward_batch: Any) -> None:
         """Get ready for the layers of one target verify; recorded into a graph, it replays with it."""
-        rows = forward_batch.input_ids.shape[0] // forward_batch.batch_size
         for attention in self._implementations:
-            attention.prepare(forward_batch.req_pool_indices, forward_batch.seq_lens, rows)
+            attention.prepare(forward_batch.req_pool_indices, forward_batch.seq_lens, self._rows)
 
 
 def shape_in_pool(layer: Any, kv_pool: Any) -> AttentionShape | None:

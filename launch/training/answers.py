@@ -11,12 +11,12 @@ they end, keeps it full, and replays CUDA graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from sglang_ddtree_patch.launch.bench_servers import STOCK_ENVIRONMENT
 from sglang_ddtree_patch.launch.server_process import CPU_ENVIRONMENT, ServerProcess
 
 Answer = Callable[[Sequence[list[int]], Sequence[float], int], list[list[int]]]
@@ -29,7 +29,7 @@ class Answerer(Protocol):
 
     def __enter__(self) -> Answer: ...
 
-    def __exit__(self, *exception: object) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None: ...
 
 
 class ServedAnswers:
@@ -38,13 +38,9 @@ class ServedAnswers:
     at_once = 4
 
     def __init__(self, folder: Path, end_ids: Collection[int], device: str):
-        self._folder, self._end_ids, self._on_cpu = folder, sorted(end_ids), device == "cpu"
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Answer:
-        flags = ["--model-path", str(self._folder), "--skip-tokenizer-init"]
-        environment = {"SGLANG_PLUGINS": "none"}
-        if self._on_cpu:
+        flags = ["--model-path", str(folder), "--skip-tokenizer-init"]
+        environment = STOCK_ENVIRONMENT
+        if device == "cpu":
             flags += ["--device", "cpu", "--dtype", "float32", "--max-total-tokens", "65536"]
             environment = CPU_ENVIRONMENT
         else:
@@ -54,12 +50,16 @@ class ServedAnswers:
                 "--max-running-requests", str(SERVED_REQUESTS),
                 "--cuda-graph-max-bs-decode", str(SERVED_REQUESTS),
             ]  # fmt: skip
-        self._server = self._stack.enter_context(ServerProcess(flags, environment=environment, grace=0))
+        self._end_ids = sorted(end_ids)
+        self._server = ServerProcess(flags, environment=environment, grace=0)
+
+    def __enter__(self) -> Answer:
+        self._server.__enter__()
         print(f"[own text] SGLang is ready after {self._server.ready_seconds:.0f} s", flush=True)
         return self._answer
 
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._server.__exit__(kind, *error)
 
     def _answer(
         self, prompts: Sequence[list[int]], temperatures: Sequence[float], new_tokens: int
@@ -87,7 +87,7 @@ class PlainAnswers:
             model, prompts, temperatures, new_tokens, self._end_ids, self._device
         )
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         pass
 
 

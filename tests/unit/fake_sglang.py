@@ -24,15 +24,12 @@ FAKE_SGLANG in the environment, a list of words, makes it misbehave:
     cuda                  says that it runs on a GPU
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from sglang_ddtree_patch.launch.server_process import RunningServer, ServerProcess
+from sglang_ddtree_patch.launch.server_process import RunningServer, ServerProcess, launch_python
 
 COMMIT = 4
 ROUND_SECONDS = 0.002
@@ -189,15 +186,7 @@ class FakeTemplate:
     def launch(self, arguments, environment, log_path: Path) -> RunningServer:
         self.started.append(list(arguments))
         script = f"COMMIT, ROUND_SECONDS = {COMMIT}, {ROUND_SECONDS}\n{_SCRIPT}"
-        with open(log_path, "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", script, *arguments],
-                env={**os.environ, **environment},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return RunningServer(process.pid, process)
+        return launch_python(arguments, environment, log_path, program=("-c", script))
 
 
 @contextmanager

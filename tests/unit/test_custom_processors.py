@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from random_trees import branch, random_tree
 from sglang.srt.sampling.custom_logit_processor import (
     DeepseekOCRNoRepeatNGramLogitProcessor,
     DisallowedTokensLogitsProcessor,
@@ -15,7 +16,6 @@ from sglang.srt.sampling.custom_logit_processor import (
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 
 from sglang_ddtree_patch.custom_processors import CustomProcessors, RequestOnBranch
-from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
 
 VOCABULARY = 10
 PROMPT = [1, 2, 3, 4]
@@ -28,22 +28,6 @@ class Request:
     output_ids: array = field(default_factory=lambda: array("q"))
     origin_input_ids: array = field(default_factory=lambda: array("q", PROMPT))
     rid: str = "a"
-
-
-def random_tree(roots: list[int], width: int, seed: int) -> TokenTree:
-    generator = torch.Generator().manual_seed(seed)
-    batch = len(roots)
-    tokens = torch.rand(batch, 4, VOCABULARY, generator=generator).argsort(-1)[:, :, :4]
-    log_probs = torch.randn(batch, 4, 4, generator=generator).log_softmax(-1).sort(-1, descending=True)
-    return build_token_tree(torch.tensor(roots), tokens, log_probs.values, width)
-
-
-def branch(tree: TokenTree, request: int, row: int) -> list[int]:
-    found = []
-    while row > 0:
-        found.append(int(tree.tokens[request, row]))
-        row = int(tree.parents[request, row])
-    return found[::-1]
 
 
 def batch_of(requests: list[Request], params: list[dict | None]) -> SimpleNamespace:
@@ -74,7 +58,8 @@ def test_every_row_is_processed_as_after_its_own_branch(width, seen_by_the_sched
     processors.record(batch, padded, torch.tensor([1, 2, 2, 2], dtype=torch.int32))
     for request, tokens in zip(requests, said, strict=True):
         request.output_ids.extend(tokens if seen_by_the_scheduler == "all" else tokens[:-2])
-    tree = random_tree([tokens[-1] for tokens in said], width, seed=width)
+    roots = [tokens[-1] for tokens in said]
+    tree = random_tree(roots, width, vocabulary=VOCABULARY, candidates=4, seed=width)
     logits = torch.randn(4 * width, VOCABULARY)
     expected = logits.clone()
     for row in range(width):

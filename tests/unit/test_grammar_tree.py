@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import xgrammar
+from random_trees import branch, random_tree
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 
 from sglang_ddtree_patch.grammar_tree import GrammarOnTree, child_links
-from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
+from sglang_ddtree_patch.kernels.tree import TokenTree
 
 TOKENS = ["<end>", "a", "b", "ab", "ba", "c", "0", "1", "{", "}"]
 END = 0
@@ -45,20 +46,8 @@ class Request:
     grammar: XGrammarGrammar | None
 
 
-def random_tree(roots: list[int], width: int, seed: int) -> TokenTree:
-    generator = torch.Generator().manual_seed(seed)
-    batch, depths = len(roots), 4
-    tokens = torch.rand(batch, depths, len(TOKENS), generator=generator).argsort(-1)[:, :, :5]
-    log_probs = torch.randn(batch, depths, 5, generator=generator).log_softmax(-1).sort(-1, descending=True)
-    return build_token_tree(torch.tensor(roots), tokens, log_probs.values, width)
-
-
-def branch(tree: TokenTree, request: int, row: int) -> list[int]:
-    found = []
-    while row > 0:
-        found.append(int(tree.tokens[request, row]))
-        row = int(tree.parents[request, row])
-    return found[::-1]
+def some_tree(roots: list[int], width: int, seed: int) -> TokenTree:
+    return random_tree(roots, width, vocabulary=len(TOKENS), candidates=5, seed=seed)
 
 
 @pytest.mark.parametrize("width", [1, 8, 33, 70])
@@ -67,7 +56,7 @@ def test_every_row_the_walk_can_reach_allows_what_the_grammar_allows_there(compi
     # What the requests have said: nothing but the root, or more; the second has no grammar.
     said = [[1], [], [1, 2]]
     requests = [Request(automaton(compiled, said[0])), Request(None), Request(automaton(compiled, said[2]))]
-    tree = random_tree([1, 5, 2], width, seed)
+    tree = some_tree([1, 5, 2], width, seed)
     info = SimpleNamespace(vocab_size=len(TOKENS), grammar_mask="of the prefill")
     batch = SimpleNamespace(reqs=requests, sampling_info=info, has_grammar=True, device="cpu")
     mask = GrammarOnTree.of(batch, tree).mask(batch, barrier=None)
@@ -97,7 +86,7 @@ def test_the_barrier_runs_before_the_automata_are_read(compiled):
         reqs=[request], sampling_info=SimpleNamespace(vocab_size=len(TOKENS), grammar_mask=None),
         has_grammar=True, device="cpu",
     )  # fmt: skip
-    tree = random_tree([1], 8, seed=0)
+    tree = some_tree([1], 8, seed=0)
     mask = GrammarOnTree.of(batch, tree).mask(batch, barrier=lambda: request.grammar.accept_token(1))
     logits = torch.zeros(8, len(TOKENS))
     mask.apply(logits)
@@ -105,12 +94,12 @@ def test_the_barrier_runs_before_the_automata_are_read(compiled):
 
 
 def test_a_batch_without_grammars_copies_nothing():
-    assert GrammarOnTree.of(SimpleNamespace(has_grammar=False), random_tree([1], 8, seed=0)) is None
+    assert GrammarOnTree.of(SimpleNamespace(has_grammar=False), some_tree([1], 8, seed=0)) is None
 
 
 @pytest.mark.parametrize("width", [1, 2, 16, 70])
 def test_the_links_are_those_of_the_parents(width):
-    tree = random_tree([1, 2, 3, 4], width, seed=width)
+    tree = some_tree([1, 2, 3, 4], width, seed=width)
     first_child, next_sibling = child_links(tree.parents)
     for request in range(4):
         parents = tree.parents[request].tolist()

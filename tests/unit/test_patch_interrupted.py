@@ -5,13 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from patch_trees import contents, ddtree_patch, every_tree_serves, snapshot, write_releases, write_tree
-
-from sglang_ddtree_patch.launch import patch as command
-from sglang_ddtree_patch.patches.releases import known_releases
+from patch_trees import contents, ddtree_patch, snapshot
 
 # Runs the command in a process that kills itself at one call of the named function of `os`.
 KILLED = """
@@ -52,20 +48,6 @@ MOMENTS = [
     ("revert", "replace", 1, "after"),
     ("revert", "unlink", 1, "after"),
 ]
-
-
-@pytest.fixture
-def releases(tmp_path, monkeypatch) -> Path:
-    """A made-up release that touches two files, in place of the real diffs."""
-    folder = write_releases(tmp_path)
-    monkeypatch.setattr(command, "known_releases", lambda: known_releases(folder))
-    monkeypatch.setattr(command, "check_releases", every_tree_serves)
-    return folder
-
-
-@pytest.fixture
-def root(tmp_path, releases) -> Path:
-    return write_tree(tmp_path)
 
 
 @pytest.mark.parametrize("failing", range(1, 4))

@@ -11,33 +11,15 @@ from patch_trees import (
     PATCHED,
     contents,
     ddtree_patch,
-    every_tree_serves,
     snapshot,
-    write_releases,
-    write_tree,
 )
 
 from sglang_ddtree_patch.contract_check import ContractReport, Mismatch
 from sglang_ddtree_patch.launch import patch as command
 from sglang_ddtree_patch.patches import patcher
-from sglang_ddtree_patch.patches.releases import known_releases
 from sglang_ddtree_patch.patches.tree import find_tree
 from sglang_ddtree_patch.patches.unified_diff import DiffSyntaxError, parse
 from sglang_ddtree_patch.releases import NEWEST
-
-
-@pytest.fixture
-def releases(tmp_path, monkeypatch) -> Path:
-    """A made-up release that touches two files, in place of the real diffs."""
-    folder = write_releases(tmp_path)
-    monkeypatch.setattr(command, "known_releases", lambda: known_releases(folder))
-    monkeypatch.setattr(command, "check_releases", every_tree_serves)
-    return folder
-
-
-@pytest.fixture
-def root(tmp_path, releases) -> Path:
-    return write_tree(tmp_path)
 
 
 def test_apply_then_revert_gives_back_the_very_same_files(root):

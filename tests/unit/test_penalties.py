@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from random_trees import branch, random_tree
 from sglang.srt.sampling import penaltylib
 
 from sglang_ddtree_patch.kernels.penalties import Penalties, branch_tokens, penalize_rows
-from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree, unpack_masks
+from sglang_ddtree_patch.kernels.tree import TokenTree, unpack_masks
 from sglang_ddtree_patch.penalty_history import PenaltyHistory, is_penalized
 
 VOCABULARY = 12
@@ -113,22 +114,10 @@ def penalized_by_stock(
     return torch.stack(out)
 
 
-def random_tree(batch: int, width: int, depths: int, seed: int) -> TokenTree:
+def repetitive_tree(batch: int, width: int, depths: int, seed: int) -> TokenTree:
     """Trees over few tokens, so that branches repeat themselves and what was said before."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.rand(batch, depths, 6, generator=generator).argsort(-1)[:, :, :4]
-    log_probs = torch.randn(batch, depths, 4, generator=generator).log_softmax(-1).sort(-1, descending=True)
-    roots = torch.randint(0, 6, (batch,), generator=generator)
-    return build_token_tree(roots, tokens, log_probs.values, width)
-
-
-def branch(tree: TokenTree, request: int, row: int) -> list[int]:
-    """The tokens of a row's branch behind the root, by walking up."""
-    found = []
-    while row > 0:
-        found.append(int(tree.tokens[request, row]))
-        row = int(tree.parents[request, row])
-    return found[::-1]
+    roots = torch.randint(0, 6, (batch,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return random_tree(roots, width, vocabulary=6, candidates=4, seed=seed, depths=depths)
 
 
 def histories(requests: list[Request], said: list[list[int]]) -> tuple[PenaltyHistory, Batch]:
@@ -145,7 +134,7 @@ def histories(requests: list[Request], said: list[list[int]]) -> tuple[PenaltyHi
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_row_is_penalized_for_its_own_branch(width, depths, dtype):
     requests = [Request(params) for params in KINDS.values()]
-    tree = random_tree(len(requests), width, depths, seed=width)
+    tree = repetitive_tree(len(requests), width, depths, seed=width)
     # The root has been said already.
     generator = torch.Generator().manual_seed(depths)
     said = [
@@ -173,7 +162,7 @@ def test_every_row_is_penalized_for_its_own_branch(width, depths, dtype):
 
 def test_a_request_without_penalties_keeps_every_bit_beside_penalized_ones():
     requests = [Request(KINDS["none"]), Request(KINDS["all"])]
-    tree = random_tree(2, 12, 3, seed=0)
+    tree = repetitive_tree(2, 12, 3, seed=0)
     history, batch = histories(requests, [[1, 1, 4], [2, 2]])
     logits = torch.randn(24, VOCABULARY)
     before = logits.clone()
@@ -183,7 +172,7 @@ def test_a_request_without_penalties_keeps_every_bit_beside_penalized_ones():
 
 
 def test_a_branch_holds_what_its_row_sees_in_order():
-    tree = random_tree(5, 33, 5, seed=3)
+    tree = repetitive_tree(5, 33, 5, seed=3)
     tokens, is_said = branch_tokens(tree, longest=5)
     for request in range(5):
         for row in range(33):

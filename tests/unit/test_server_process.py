@@ -1,14 +1,12 @@
 """ServerProcess: ready inside the block, gone after it, and plain words when it does not start."""
 
-import os
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from sglang_ddtree_patch.launch.server_process import RunningServer, ServerProcess, ServerStartError
+from sglang_ddtree_patch.launch.server_process import ServerProcess, ServerStartError, launch_python
 
 # A server with one subprocess, which is what SGLang looks like from outside.
 FAKE_SERVER = '''
@@ -37,23 +35,9 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
 '''
 
 
-def launch_script(script: str):
-    def launch(arguments, environment, log_path: Path) -> RunningServer:
-        with open(log_path, "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", script, *arguments],
-                env={**os.environ, **environment},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return RunningServer(process.pid, process)
-
-    return launch
-
-
 def server(tmp_path: Path, script: str = FAKE_SERVER, **options) -> ServerProcess:
-    return ServerProcess([], launcher=launch_script(script), log_path=tmp_path / "log", **options)
+    launcher = partial(launch_python, program=("-c", script))
+    return ServerProcess([], launcher=launcher, log_path=tmp_path / "log", **options)
 
 
 def is_running(pid: int) -> bool:
