@@ -28,12 +28,18 @@ from datetime import UTC, datetime
 import torch
 import triton
 
-from sglang_ddtree_patch.attention_kernel import VENDORS
+from sglang_ddtree_patch.attention_kernel import ANY, VENDORS
 from sglang_ddtree_patch.kernels.tree_attention import tree_attention
 from sglang_ddtree_patch.kernels.tree_attention_configs import TreeAttentionConfig
 from sglang_ddtree_patch.launch.bench_kernel_options import parse_options
 from sglang_ddtree_patch.launch.kernel_candidates import candidates
-from sglang_ddtree_patch.launch.kernel_contenders import OURS, Contender, chosen, preparing_calls
+from sglang_ddtree_patch.launch.kernel_contenders import (
+    OURS,
+    Contender,
+    chosen,
+    our_calls,
+    preparing_calls,
+)
 from sglang_ddtree_patch.launch.kernel_timing import graph_microseconds, measure_ceilings
 from sglang_ddtree_patch.launch.kernel_vendors import BASELINES
 from sglang_ddtree_patch.launch.kernel_workload import (
@@ -88,8 +94,9 @@ def compile_share(options: argparse.Namespace) -> None:
         )
         try:
             if config is None:
-                for ours in OURS:
-                    ours.make_calls(workload, rows)[0]()
+                for positions in (COMPILE_CONTEXT, ANY):  # servers of short and of long contexts
+                    for vendors in (True, False):
+                        our_calls(workload, rows, vendors, positions)[0]()
             else:
                 tree_attention(**workload.arguments(rows), page_size=PAGE_SIZE, config=config)
         except FAILURES as error:

@@ -31,13 +31,17 @@ def attention_shape(workload: Workload) -> AttentionShape:
     )
 
 
-def chosen(workload: Workload, rows: int, vendors: bool) -> str:
-    return choose_kernel("cuda", attention_shape(workload), workload.page_size, rows, vendors=vendors)
+def chosen(workload: Workload, rows: int, vendors: bool, positions: int | None = None) -> str:
+    """The kernel of a server that holds contexts of so many positions; by default no longer ones."""
+    positions = positions or workload.slot_table.shape[1]
+    return choose_kernel(
+        "cuda", attention_shape(workload), workload.page_size, rows, positions, vendors=vendors
+    )
 
 
-def our_calls(workload: Workload, rows: int, vendors: bool) -> Calls:
+def our_calls(workload: Workload, rows: int, vendors: bool, positions: int | None = None) -> Calls:
     """Layers of prepared forwards: what a forward does once is not in their time."""
-    shape, kernel = attention_shape(workload), chosen(workload, rows, vendors)
+    shape, kernel = attention_shape(workload), chosen(workload, rows, vendors, positions)
     arguments = workload.arguments(rows)
     names = ("query", "key_cache", "value_cache", "tree_mask", "softmax_scale")
     layer = {name: arguments[name] for name in names}

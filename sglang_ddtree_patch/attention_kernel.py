@@ -1,8 +1,8 @@
 """Which implementation of tree attention serves: decided once, from device, shapes and one setting.
 
-The choice depends on shapes alone, never on a context length: lengths are known on the device only, and one
-CUDA graph serves them all. Kernels are imported when they are asked for: Triton must not be before a
-process without a GPU has turned its interpreter on.
+The choice depends on shapes and on the longest context a server may hold, never on a request's: lengths are
+known on the device only, and one CUDA graph serves them all. Kernels are imported when they are asked for:
+Triton must not be before a process without a GPU has turned its interpreter on.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -30,13 +31,26 @@ from sglang_ddtree_patch.settings import (
 
 VENDORS = frozenset({FA3, FLASHMLA})
 
-# (GPU class, kind of head) -> [(up to this many packed rows, kernels, best first)]; packed rows are tree
-# rows times query heads a KV head. Whatever is not in the table, or none of its kernels serves, runs TRITON.
 ANY = 1 << 30
-PREFERENCES: dict[tuple[str, str], list[tuple[int, tuple[str, ...]]]] = {
-    ("hopper", "gqa"): [(192, (HOPPER,)), (ANY, (HOPPER, FA3))],
-    ("hopper", "gqa-wide"): [(ANY, (FA3, HOPPER))],
-    ("hopper", "mla"): [(ANY, (FLASHMLA, HOPPER))],
+
+
+class Preference(NamedTuple):
+    """Kernels, best first, for up to so many packed rows and positions.
+
+    Packed rows are tree rows times query heads a KV head; positions are the longest context a server holds.
+    """
+
+    kernels: tuple[str, ...]
+    rows: int = ANY
+    positions: int = ANY
+
+
+# By GPU class and kind of head; the first that fits counts. Whatever is not in the table, or none of its
+# kernels serves, runs TRITON. With MLA the two cross between 16k and 64k, by the number of rows.
+PREFERENCES: dict[tuple[str, str], list[Preference]] = {
+    ("hopper", "gqa"): [Preference((HOPPER,), rows=192), Preference((HOPPER, FA3))],
+    ("hopper", "gqa-wide"): [Preference((FA3, HOPPER))],
+    ("hopper", "mla"): [Preference((HOPPER, FLASHMLA), positions=40960), Preference((FLASHMLA, HOPPER))],
 }
 
 
@@ -64,7 +78,7 @@ def own_kernel(device: str) -> str:
 
 
 def choose_kernel(
-    device: str, shape: AttentionShape, page_size: int, rows: int, *, vendors: bool = True
+    device: str, shape: AttentionShape, page_size: int, rows: int, positions: int, *, vendors: bool = True
 ) -> str:
     """The implementation for one kind of layer at one width of the tree.
 
@@ -73,6 +87,7 @@ def choose_kernel(
         shape: heads of one rank.
         page_size: positions of a page.
         rows: rows of the block.
+        positions: columns of the slot table: the longest context that any request may have.
         vendors: False leaves out kernels that are not ours, for benchmarks.
 
     Raises:
@@ -93,16 +108,22 @@ def choose_kernel(
                 f"Unset it, or set it to {TRITON}."
             )
         return asked
-    for kernel in preferred(capability, shape, rows):
+    for kernel in preferred(capability, shape, rows, positions):
         if (vendors or kernel not in VENDORS) and refusal(kernel, shape, page_size, capability) is None:
             return kernel
     return TRITON
 
 
-def preferred(capability: tuple[int, int], shape: AttentionShape, rows: int) -> tuple[str, ...]:
+def preferred(
+    capability: tuple[int, int], shape: AttentionShape, rows: int, positions: int
+) -> tuple[str, ...]:
     """The table's kernels for a shape, best first."""
-    table = PREFERENCES.get((gpu_class(capability), shape.head.kind), [(ANY, ())])
-    return next(kernels for limit, kernels in table if rows * shape.group <= limit)
+    table = PREFERENCES.get((gpu_class(capability), shape.head.kind), [Preference(())])
+    return next(
+        preference.kernels
+        for preference in table
+        if rows * shape.group <= preference.rows and positions <= preference.positions
+    )
 
 
 def refusal(kernel: str, shape: AttentionShape, page_size: int, capability: tuple[int, int]) -> str | None:

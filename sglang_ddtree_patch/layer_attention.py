@@ -48,7 +48,7 @@ class LayerAttention:
             if shape is None:
                 continue
             if shape not in built:
-                kernel = choose_kernel(device, shape, page_size, rows)
+                kernel = choose_kernel(device, shape, page_size, rows, slot_table.shape[1])
                 built[shape] = build_attention(kernel, slot_table, shape, page_size)
                 logger.info(
                     "DDTREE: %s, blocks of %d rows, pages of %d: the %s kernel.",

@@ -1,5 +1,7 @@
 """The choice of kernel: by device and shapes, forced by the setting, never one that cannot serve."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from sglang_ddtree_patch.attention_kernel import (
     PREFERENCES,
     REFERENCE,
     TRITON,
+    Preference,
     build_attention,
     choose_kernel,
     own_kernel,
@@ -31,10 +34,11 @@ FLOAT8_MLA = AttentionShape(8, 1, 576, 512, value_is_key=True, dtype=torch.float
 
 # A table of the tests' own: the real one follows measurements.
 TABLE = {
-    ("hopper", "gqa"): [(132, (HOPPER,)), (ANY, (FA3, HOPPER))],
-    ("hopper", "gqa-wide"): [(ANY, (FA3, HOPPER))],
-    ("hopper", "mla"): [(ANY, (FLASHMLA, HOPPER))],
+    ("hopper", "gqa"): [Preference((HOPPER,), rows=132), Preference((FA3, HOPPER))],
+    ("hopper", "gqa-wide"): [Preference((FA3, HOPPER))],
+    ("hopper", "mla"): [Preference((HOPPER, FLASHMLA), positions=4096), Preference((FLASHMLA, HOPPER))],
 }
+LONG = 65536
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +81,8 @@ def gpu(monkeypatch):
 )
 def test_the_table_chooses_by_device_heads_page_and_rows(gpu, capability, shape, page_size, rows, kernel):
     gpu(*capability)
-    assert choose_kernel("cuda", shape, page_size, rows) == kernel
-    ours = choose_kernel("cuda", shape, page_size, rows, vendors=False)
+    assert choose_kernel("cuda", shape, page_size, rows, LONG) == kernel
+    ours = choose_kernel("cuda", shape, page_size, rows, LONG, vendors=False)
     assert ours in (HOPPER, TRITON)
     assert kernel in (FA3, FLASHMLA, ours)
 
@@ -86,25 +90,25 @@ def test_the_table_chooses_by_device_heads_page_and_rows(gpu, capability, shape,
 def test_without_a_vendors_package_ours_serve(gpu, monkeypatch):
     gpu(9, 0)
     monkeypatch.setattr(attention_kernel, "missing_package", lambda kernel: f"no {kernel}")
-    assert choose_kernel("cuda", GQA, 64, 64) == HOPPER
-    assert choose_kernel("cuda", MLA, 64, 9) == HOPPER
-    assert choose_kernel("cuda", GQA, 16, 64) == TRITON
+    assert choose_kernel("cuda", GQA, 64, 64, LONG) == HOPPER
+    assert choose_kernel("cuda", MLA, 64, 9, LONG) == HOPPER
+    assert choose_kernel("cuda", GQA, 16, 64, LONG) == TRITON
 
 
 def test_a_machine_without_a_gpu_runs_the_reference(monkeypatch):
-    assert own_kernel("cpu") == choose_kernel("cpu", GQA, 64, 9) == REFERENCE
+    assert own_kernel("cpu") == choose_kernel("cpu", GQA, 64, 9, LONG) == REFERENCE
     monkeypatch.setenv(KERNEL_VARIABLE, TRITON)
-    assert own_kernel("cpu") == choose_kernel("cpu", GQA, 64, 9) == TRITON
+    assert own_kernel("cpu") == choose_kernel("cpu", GQA, 64, 9, LONG) == TRITON
     monkeypatch.setenv(KERNEL_VARIABLE, FA3)
     with pytest.raises(ConfigurationError, match="=fa3 needs an NVIDIA GPU"):
-        choose_kernel("cpu", GQA, 64, 9)
+        choose_kernel("cpu", GQA, 64, 9, LONG)
 
 
 def test_the_setting_forces_a_kernel_that_can_serve(gpu, monkeypatch):
     gpu(9, 0)
     for kernel, shape in ((FA3, GQA), (FLASHMLA, MLA), (TRITON, MLA), (REFERENCE, GQA), (HOPPER, GQA)):
         monkeypatch.setenv(KERNEL_VARIABLE, kernel)
-        assert choose_kernel("cuda", shape, 64, 9) == kernel
+        assert choose_kernel("cuda", shape, 64, 9, LONG) == kernel
 
 
 @pytest.mark.parametrize(
@@ -125,15 +129,23 @@ def test_a_forced_kernel_that_cannot_serve_is_refused_in_words(
     gpu(*capability)
     monkeypatch.setenv(KERNEL_VARIABLE, kernel)
     with pytest.raises(ConfigurationError, match=rf"{KERNEL_VARIABLE}={kernel} cannot serve .*{reason}"):
-        choose_kernel("cuda", shape, page_size, 9)
+        choose_kernel("cuda", shape, page_size, 9, LONG)
 
 
-def test_the_measured_table_names_kernels_of_sm_90_up_to_any_width():
-    for rows_and_kernels in PREFERENCES.values():
-        limits = [limit for limit, _ in rows_and_kernels]
-        assert limits == sorted(limits)
-        assert limits[-1] == ANY
-        assert {kernel for _, kernels in rows_and_kernels for kernel in kernels} <= {HOPPER, FA3, FLASHMLA}
+def test_a_server_of_short_contexts_may_run_another_kernel(gpu):
+    gpu(9, 0)
+    assert choose_kernel("cuda", MLA, 64, 9, 4096) == HOPPER
+    assert choose_kernel("cuda", MLA, 64, 9, 4097) == FLASHMLA
+
+
+def test_the_measured_table_names_kernels_of_sm_90_up_to_any_width_and_context():
+    for preferences in PREFERENCES.values():
+        assert preferences[-1].rows == preferences[-1].positions == ANY
+        for earlier, later in itertools.pairwise(preferences):
+            assert earlier.rows <= later.rows
+            assert earlier.positions <= later.positions
+            assert earlier[1:] != later[1:]
+        assert {kernel for entry in preferences for kernel in entry.kernels} <= {HOPPER, FA3, FLASHMLA}
 
 
 def test_a_name_that_is_no_kernel_is_refused_with_those_that_are(monkeypatch):
