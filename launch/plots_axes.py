@@ -24,6 +24,7 @@ STYLES = (
     {"color": "#666666", "linestyle": ":", "marker": "*"},
 )
 PANEL_INCHES = (5.2, 3.6)
+NEAREST_NAMES = 1.4  # of two ticks whose names have room side by side, the right one over the left
 
 Row = Mapping[str, Any]
 
@@ -63,10 +64,19 @@ def plot(
         axes.plot([at for at, _ in points], [value for _, value in points], label=name, markersize=4, **style)
     positions = sorted({row[x] for rows in series.values() for row in rows})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(positions, [shown_tokens(position) for position in positions])
+    axes.set_xticks(positions, tick_names(positions))
     axes.minorticks_off()
     axes.tick_params(labelsize=7)
     axes.grid(True, linewidth=0.3)
+
+
+def tick_names(positions: Sequence[int]) -> list[str]:
+    """What stands at each tick of a logarithmic axis; nothing where the name to the right would touch it."""
+    behind = (*positions[1:], positions[-1] * 2) if positions else ()
+    return [
+        shown_tokens(at) if right >= NEAREST_NAMES * at else ""
+        for at, right in zip(positions, behind, strict=True)
+    ]
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> None:

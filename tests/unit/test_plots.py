@@ -129,6 +129,12 @@ def test_serve_shows_tokens_a_second_in_a_panel_a_temperature():
     assert warm.get_title() == "m, temperature 0.7"
 
 
+def test_names_of_ticks_do_not_touch():
+    contexts = [1024, 65536, 131072, 163792]
+    assert plots_axes.tick_names(contexts) == ["1k", "64k", "", "160k"]
+    assert plots_axes.tick_names([1, 8, 32, 64]) == ["1", "8", "32", "64"]
+
+
 def test_no_two_lines_of_a_figure_look_alike():
     count = len(plots_axes.STYLES)
     (axes,) = draw(*(serve_row(f"server {number}", 1, 0.0, 1, 1.0) for number in range(count)))
