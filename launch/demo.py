@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_ddtree_patch import model_catalog
+from sglang_ddtree_patch.errors import ConfigurationError
+from sglang_ddtree_patch.launch import demo_models
+from sglang_ddtree_patch.launch.demo_models import DemoModel, demo_model
 from sglang_ddtree_patch.launch.demo_view import Comparison, DemoView
 from sglang_ddtree_patch.launch.doctor_models import read_config
 from sglang_ddtree_patch.launch.run_folder import exit_on_signals, run_folder
@@ -29,16 +31,7 @@ from sglang_ddtree_patch.launch.sglang_client import Budget, NotMeasured, Server
 from sglang_ddtree_patch.launch.sglang_install import has_accelerator, require_sglang
 from sglang_ddtree_patch.settings import ALGORITHM, BACKEND
 
-DEFAULT_MODEL = "tiny-gqa"
 MAX_NEW_TOKENS = 96
-# The committed models have seen the Python standard library and little else.
-PROMPTS = (
-    "Write the function close(self).",
-    "Write the function __repr__(self).",
-    "What is the class queue.Queue?",
-)
-# One turn, as the committed models' chat template renders it.
-TURN = "<|bos|><|user|>\n{prompt}<|end|>\n<|assistant|>\n"
 # Keeps any plugin, this one included, out of the server that the text is compared with.
 STOCK_ENVIRONMENT = {"SGLANG_PLUGINS": "none"}
 
@@ -46,6 +39,7 @@ _EXAMPLE = """\
 example:
   ddtree demo
   ddtree demo --model tiny-mla --max-new-tokens 32
+  ddtree demo --model smollm2 --prompt "Why is the sky blue?"
 """
 
 
@@ -61,7 +55,7 @@ class Completion:
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "demo",
-        help="serve a committed model with and without DDTREE and compare",
+        help="serve a small model with and without DDTREE and compare",
         description="Stream answers through a real SGLang server with DDTREE, each round's accepted "
         "tokens marked, then check that stock SGLang gives the same text. Page size and tree width are those "
         "of ddtree serve.",
@@ -70,9 +64,8 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument(
         "--model",
-        choices=model_catalog.names(),
-        default=DEFAULT_MODEL,
-        help="which committed model (default: %(default)s)",
+        choices=demo_models.names(),
+        help="(default: smollm2 on a GPU if the package has a drafter for it, else tiny-gqa)",
     )
     parser.add_argument("--prompt", action="append", help="ask this instead; may be repeated")
     parser.add_argument(
@@ -89,10 +82,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     exit_on_signals()
     view = DemoView()
-    prompts = arguments.prompt or PROMPTS
+    try:
+        model = demo_model(arguments.model or demo_models.default_name(), view.line)
+    except ConfigurationError as error:
+        print(f"ddtree demo: {error}", file=sys.stderr)
+        return 1
+    prompts = arguments.prompt or model.prompts
     with run_folder("demo") as logs:
         try:
-            comparisons = compare(arguments.model, prompts, arguments.max_new_tokens, view, logs.path)
+            comparisons = compare(model, prompts, arguments.max_new_tokens, view, logs.path)
         except (ServerStartError, ServerLost, NotMeasured) as error:
             logs.keep()
             print(f"\nddtree demo: {error}", file=sys.stderr)
@@ -113,13 +111,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def compare(
-    model: str, prompts: Sequence[str], max_new_tokens: int, view: DemoView, logs: Path
+    model: DemoModel, prompts: Sequence[str], max_new_tokens: int, view: DemoView, logs: Path
 ) -> list[Comparison]:
     """Serve the prompts with DDTREE, then without, and pair the outputs up."""
-    folder = model_catalog.path(model)
+    folder, turn = model.folder, model.turn()
     on_cpu = not has_accelerator()
     view.line(
-        f"{model} on the {'CPU' if on_cpu else 'GPU'}, float32, page size {PAGE_SIZE}. "
+        f"{model.name} on the {'CPU' if on_cpu else 'GPU'}, float32, page size {PAGE_SIZE}. "
         f"Logs, while this runs: {logs}\n"
     )
     width = choose_width(read_config(str(folder / "target")), tp_size=1).value
@@ -134,11 +132,11 @@ def compare(
             "--speculative-num-draft-tokens", width,
         )  # fmt: skip
         with servers.start("ddtree", tree_flags, {}) as server:
-            with_trees = [complete(server, prompt, max_new_tokens, view) for prompt in prompts]
+            with_trees = [complete(server, prompt, turn(prompt), max_new_tokens, view) for prompt in prompts]
 
         view.line("Stock SGLang, no plugin, no speculation:")
         with servers.start("stock", (), STOCK_ENVIRONMENT) as server:
-            plain = [complete(server, prompt, max_new_tokens, None) for prompt in prompts]
+            plain = [complete(server, prompt, turn(prompt), max_new_tokens, None) for prompt in prompts]
 
     return [
         Comparison(
@@ -195,13 +193,15 @@ class DemoServers:
             yield server
 
 
-def complete(server: ServerProcess, prompt: str, max_new_tokens: int, view: DemoView | None) -> Completion:
+def complete(
+    server: ServerProcess, prompt: str, rendered: str, max_new_tokens: int, view: DemoView | None
+) -> Completion:
     """Greedy answer to one prompt, streamed; every event carries what one round committed."""
     if view:
         view.start_text(f"> {prompt}\n")
     text, event = "", {}
     payload = {
-        "text": TURN.format(prompt=prompt),
+        "text": rendered,
         "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
     }
     for event in stream_answer(server, payload, Budget()):
