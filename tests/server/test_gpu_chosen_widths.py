@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
 import pytest
 from bf16_rule import compare
 from serving import ask_all, used_tokens
-from test_gpu_serving import COMMON, committed, started
+from test_gpu_serving import COMMON, committed, planting, started
 from test_metrics import Metrics
 
 from sglang_ddtree_patch.settings import WIDTHS_VARIABLE
@@ -18,7 +16,6 @@ from sglang_ddtree_patch.width_policy import choices
 pytestmark = pytest.mark.gpu
 
 WIDTH = 33
-PLANTING = Path(__file__).parent / "planting"
 
 
 @pytest.mark.parametrize("forced", [True, False], ids=["every round another", "as the policy says"])
@@ -30,8 +27,7 @@ def test_changing_widths_equal_stock_by_the_bf16_rule(name: str, forced: bool) -
     ours += ["--enable-metrics", "--decode-log-interval", "1"]
     environment = {WIDTHS_VARIABLE: "auto"}
     if forced:
-        path = os.pathsep.join([str(PLANTING), os.environ.get("PYTHONPATH", "")])
-        environment |= {"DDTREE_TEST_WIDTHS": "1", "PYTHONPATH": path}
+        environment |= planting(DDTREE_TEST_WIDTHS="1")
     with started(ours, stock, environment) as (server, oracle, other):
         for _ in range(3):
             answers = ask_all(server, case.requests)
