@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast soak $(SECTIONS:%=test-%) test-coverage
+.PHONY: help env demo test test-fast soak gpu-soak $(SECTIONS:%=test-%) test-coverage
 
 help:
 	@echo "make demo          serve a small model with DDTREE and compare it with stock SGLang"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-fast     the sections that take a few minutes: $(FAST)"
 	@echo "make test-SECTION  one of them, e.g. make test-unit"
 	@echo "make soak          random requests to random servers against stock SGLang, ten minutes of them"
+	@echo "make gpu-soak      ten thousand requests and more to a server on a GPU, judged by stock SGLang"
 
 env:
 	@launch/setup_env.sh $(VENV)
@@ -65,3 +66,7 @@ test-coverage: env
 # E.g.: make soak ARGS="--minutes 30"
 soak: env
 	@$(BIN)/python tests/regression/soak.py $(ARGS)
+
+# E.g.: make gpu-soak ARGS="--json soak.json"
+gpu-soak: env
+	@$(BIN)/python tests/regression/gpu_soak.py $(ARGS)

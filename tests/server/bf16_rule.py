@@ -168,7 +168,9 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | Non
 
 def gap_to(place: Place, token: int) -> float | None:
     """How much likelier the first token of a place is than `token`; None where that is not among them."""
-    return next((place[0][0] - log_prob for log_prob, one in place if one == token), None)
+    # Tokens that cannot be said have no log-prob.
+    said = ((log_prob, one) for log_prob, one in place if log_prob is not None)
+    return next((place[0][0] - log_prob for log_prob, one in said if one == token), None)
 
 
 def gap_noise(places: Sequence[Place], others: Sequence[Place]) -> float:
