@@ -24,6 +24,7 @@ from statistics import mean, median
 import pytest
 import torch
 from bf16_rule import OracleAnswer, Verdict, ask_oracle
+from quantized_targets import int4
 from serving import Answer, Request, ask_all, text_tokens, used_tokens
 from window_targets import SOURCE, gpt_oss, laguna
 
@@ -91,6 +92,14 @@ def float8(name: str) -> Case:
     return replace(case, flags=(*case.flags, "--kv-cache-dtype", "fp8_e4m3"))
 
 
+def quantized(name: str, folder: Path) -> Case:
+    """Weights in float8, which SGLang makes while it loads, or packed in four bits."""
+    case = committed("tiny-gqa")
+    if name.endswith("int4"):
+        return replace(case, name=name, target=int4(case.target, folder / "target"))
+    return replace(case, name=name, flags=(*case.flags, "--quantization", "fp8"))
+
+
 CASES: dict[str, Callable[[Path], Case]] = {
     "tiny-gqa": lambda folder: committed("tiny-gqa"),
     "tiny-mla": lambda folder: committed("tiny-mla"),
@@ -99,6 +108,8 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "gpt-oss": lambda folder: windowed("gpt-oss", folder),
     "tiny-gqa-float8": lambda folder: float8("tiny-gqa"),
     "tiny-mla-float8": lambda folder: float8("tiny-mla"),
+    "tiny-gqa-weights-float8": lambda folder: quantized("weights-float8", folder),
+    "tiny-gqa-weights-int4": lambda folder: quantized("weights-int4", folder),
 }
 
 

@@ -30,7 +30,7 @@ def load() -> None:
 
     def built_alike(roots, tokens, log_probs, *arguments):
         tree = build(roots, tokens, (STEPS * log_probs).round() / STEPS, *arguments)
-        mine = torch.stack([tree.tokens, tree.parents])
+        mine = torch.stack([tree.tokens, tree.parents]).cpu()  # what gloo takes
         everyones = [torch.empty_like(mine) for _ in range(get_parallel().tp_size)]
         torch.distributed.all_gather(everyones, mine, group=get_tp_group().cpu_group)
         if not all(torch.equal(mine, other) for other in everyones):
