@@ -20,7 +20,7 @@ from typing import Any
 
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch import bench_run
-from sglang_ddtree_patch.launch.bench_client import cache_prompt, decode_batch
+from sglang_ddtree_patch.launch.bench_client import BatchTiming, cache_prompt, decode_batch
 from sglang_ddtree_patch.launch.bench_models import is_random, long_text, random_tokens
 from sglang_ddtree_patch.launch.bench_progress import PointProgress
 from sglang_ddtree_patch.launch.bench_record import Record, open_record, write_whole
@@ -170,7 +170,7 @@ def time_context(
     spent = cache_prompt(server, prompt, session.budget)
     session.say(f"  context {len(prompt)}: prefix cached in {spent:.1f} s")
     started = time.monotonic()
-    timings = []
+    timings: list[BatchTiming] = []
     while len(timings) < arguments.repeats:
         if timings and time.monotonic() - started > arguments.point_seconds:
             break

@@ -146,7 +146,7 @@ def measure(batch: int, width: int) -> list[dict]:
     parts = work.parts()
     budgeted = [parts[name] for name in BUDGETED]
     parts["all"] = lambda: [part() for part in budgeted]
-    times = {
+    times: dict[str, tuple[float | None, float]] = {
         name: (graph_microseconds([part] * REPEATS), eager_microseconds(part)) for name, part in parts.items()
     }
     times["tree in PyTorch"] = None, eager_microseconds(lambda: build_token_tree_torch(*work.tree_inputs))

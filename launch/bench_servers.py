@@ -40,12 +40,12 @@ def contender(algorithm: str, width: int, subject: Subject, page_size: int, on_c
         return Contender(PLAIN, 1, (), STOCK_ENVIRONMENT)
     if algorithm in (DDTREE, DDTREE_AUTO):
         widths = {WIDTHS_VARIABLE: AUTO if algorithm == DDTREE_AUTO else FIXED}
-        flags = (
+        flags: tuple[str, ...] = (
             "--speculative-algorithm", ALGORITHM, "--attention-backend", BACKEND,
             "--speculative-num-draft-tokens", str(width), *drafted,
         )  # fmt: skip
         return _paged(Contender(algorithm, width, flags, widths, page_size))
-    chain = ("--speculative-algorithm", "DFLASH", *drafted)
+    chain: tuple[str, ...] = ("--speculative-algorithm", "DFLASH", *drafted)
     if algorithm == DFLASH_TRITON_PAGE1:
         flags = (*chain, "--attention-backend", "triton")
         return _paged(Contender(algorithm, subject.draft_block, flags, STOCK_ENVIRONMENT, page_size=1))
@@ -64,7 +64,7 @@ def server_flags(
 ) -> list[str]:
     """All SGLang flags of a server; the user's stand last, where they win."""
     # Without a bound SGLang captures CUDA graphs for many more requests than are sent.
-    sized = ("--max-running-requests", str(max(most_requests, 8)))
+    sized: tuple[str, ...] = ("--max-running-requests", str(max(most_requests, 8)))
     sized += (
         ("--device", "cpu", "--dtype", "float32")
         if on_cpu

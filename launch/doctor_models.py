@@ -88,9 +88,7 @@ def check_pair(target_path: str, draft_path: str) -> list[Check]:
 
 def read_config(path: str) -> ModelConfig:
     """Raises ConfigurationError where there is no config.json that can be read."""
-    file = Path(path, "config.json")
-    if not Path(path).is_dir():
-        file = downloaded_config(path)
+    file = Path(path, "config.json") if Path(path).is_dir() else downloaded_config(path)
     if file is None:
         raise ConfigurationError(f"{path} is no folder and not downloaded: hf download {path} config.json")
     try:

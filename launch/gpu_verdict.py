@@ -35,7 +35,7 @@ def judge(load: Load | None, fraction: float | None) -> tuple[str, str]:
         (power, BUSY_POWER, IDLE_POWER),
         (fraction, BUSY_FRACTION, IDLE_FRACTION),
     ]
-    known = [sign for sign in signs if sign[0] is not None]
+    known = [(value, busy, idle) for value, busy, idle in signs if value is not None]
     because = reason(load, fraction)
     sm = None if load is None else load.sm_percent
     if sm is not None and sm < WAITING_SM:

@@ -187,7 +187,8 @@ def decode(drive: Drive, prompt: str | list[int], warm: Answer) -> list[Answer]:
     spent = warm.progress.times[-1] - warm.progress.times[0]
     wanted = drive.seconds * (WARM_TOKENS - 1) / spent if spent > 0 else MOST_TOKENS
     new_tokens = int(min(max(wanted, FEWEST_TOKENS), MOST_TOKENS))
-    started, answers = time.monotonic(), []
+    answers: list[Answer] = []
+    started = time.monotonic()
 
     def watch(now: Answer) -> None:
         tokens = len(answers) * new_tokens + now.progress.tokens[-1]
@@ -236,7 +237,7 @@ def decode_row(drive: Drive, context: int, answers: Sequence[Answer]) -> dict[st
     }
 
 
-def kv_rates(drive: Drive, context: int, timing: BatchTiming) -> dict[str, float | None]:
+def kv_rates(drive: Drive, context: int, timing: BatchTiming) -> dict[str, float]:
     """KV bytes of a step, and the rates of all of them and of those beyond the shortest context's."""
     read, milliseconds = drive.kv.of_a_step(context), timing.step_milliseconds
     if read is None:
@@ -254,7 +255,7 @@ def kv_rates(drive: Drive, context: int, timing: BatchTiming) -> dict[str, float
     return rates
 
 
-def telling_fraction(rates: dict[str, float | None]) -> float | None:
+def telling_fraction(rates: dict[str, float]) -> float | None:
     """The share of the copy rate to judge by: the growth's; a whole step's only where it is high.
 
     A whole step reads weights too, so that a low share of KV says nothing against it.

@@ -67,11 +67,10 @@ def _judge_one(pair: Pair, best: Pair | None) -> Verdict:
             "nothing that it said was sure to be guessed"
         )
         return Verdict(pair.context, UNCLEAR, because)
-    fell = best is not None and pair.predictable < KEPT * best.predictable
-    if fell or pair.predictable < LEAST_PREDICTABLE:
-        if fell:
-            because = f"{accepted}, where it were {best.predictable:.2f} at {best.context} tokens"
-            return Verdict(pair.context, BROKEN_LONG, because)
+    if best is not None and pair.predictable < KEPT * best.predictable:
+        because = f"{accepted}, where it were {best.predictable:.2f} at {best.context} tokens"
+        return Verdict(pair.context, BROKEN_LONG, because)
+    if pair.predictable < LEAST_PREDICTABLE:
         because = f"{accepted}: it may not be this target's drafter, or its weights did not load"
         return Verdict(pair.context, BROKEN, because)
     if pair.prose is None:

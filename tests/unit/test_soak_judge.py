@@ -1,0 +1,37 @@
+"""The GPU soak's judge knows the noise that a seed gives, and holds each difference to the right one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sglang.srt.layers import sampler
+from soak_judge import Difference, Prefilled, gumbel, murmur
+from soak_mix import SoakRequest
+
+from sglang_ddtree_patch.cpu_hooks import murmur_hash32
+
+SEEDS = [0, 7, 2**31 - 1, 2**40 + 3]
+TOKENS = 768
+
+
+def test_the_noise_of_a_seed_is_the_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "murmur_hash32", murmur_hash32)
+    for seed in SEEDS:
+        for position in (0, 1, 999):
+            noise = [gumbel(seed, position, token) for token in range(TOKENS)]
+            drawn = sampler.multinomial_with_seed(
+                torch.zeros(1, TOKENS), torch.tensor([seed]), torch.tensor([position])
+            )
+            assert noise.index(max(noise)) == int(drawn)
+            hashed = murmur_hash32(torch.tensor([seed]), torch.tensor([position]), torch.arange(TOKENS))
+            words = (seed & 0xFFFFFFFF, seed >> 32)
+            assert [murmur(*words, position, token) for token in range(TOKENS)] == hashed[0].tolist()
+
+
+def test_the_gap_of_a_seeded_draw_counts_its_noise_times_the_temperature() -> None:
+    sampling = {"temperature": 0.5, "sampling_seed": 3}
+    request = SoakRequest("one", "seeded", {"input_ids": [1, 2], "sampling_params": sampling})
+    one = Difference(request, at=1, expected=(10, 11), found=12, gap=None)
+    prefilled = Prefilled(places=(), answer_at=0, pair={11: -1.0, 12: -1.5})
+    lead = gumbel(3, 2, 11) - gumbel(3, 2, 12)
+    assert prefilled.seeded_gap(one) == pytest.approx(0.5 + 0.5 * lead)
