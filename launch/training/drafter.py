@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from head_loss import head_loss, score_rows
 from torch import nn
 
 
@@ -87,13 +88,17 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
-def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
-    """Half-split rotary embedding: x [S, heads, T, D], positions [S, T]."""
-    half = x.shape[-1] // 2
-    frequency = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angle = positions.float()[:, None, :, None] * frequency
-    cos, sin = angle.cos(), angle.sin()
-    first, second = x.float().split(half, dim=-1)
+def angles(positions: torch.Tensor, width: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of the rotary embedding at positions [N]: two float32 [N, 1, width / 2]."""
+    half = width // 2
+    frequency = theta ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
+    angle = positions.float()[:, None, None] * frequency
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Half-split rotary embedding: x [N, heads, D]."""
+    first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
@@ -104,7 +109,6 @@ class DraftAttention(nn.Module):
         super().__init__()
         hidden, self.width = config["hidden_size"], config["head_dim"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-        self.theta = config["rope_theta"]
         self.q_proj = nn.Linear(hidden, self.heads * self.width, bias=False)
         self.k_proj = nn.Linear(hidden, self.kv_heads * self.width, bias=False)
         self.v_proj = nn.Linear(hidden, self.kv_heads * self.width, bias=False)
@@ -112,20 +116,27 @@ class DraftAttention(nn.Module):
         self.q_norm = RMSNorm(self.width, config["rms_norm_eps"])
         self.k_norm = RMSNorm(self.width, config["rms_norm_eps"])
 
-    def forward(self, x, context, positions, context_positions, mask):
-        """x [S, Q, H], context [S, T, H], mask bool [S, Q, T + Q] -> [S, Q, H]."""
+    def queries(self, x, cos, sin):
+        return rotate(self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.width))), cos, sin)
 
-        def split(t, heads):
-            return t.unflatten(-1, (heads, self.width)).transpose(1, 2)
+    def keys_and_values(self, x, cos, sin):
+        keys = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, self.width)))
+        return rotate(keys, cos, sin), self.v_proj(x).unflatten(-1, (self.kv_heads, self.width))
 
-        both, places = torch.cat([context, x], dim=1), torch.cat([context_positions, positions], dim=1)
-        q = rotate(self.q_norm(split(self.q_proj(x), self.heads)), positions, self.theta)
-        k = rotate(self.k_norm(split(self.k_proj(both), self.kv_heads)), places, self.theta)
-        v = split(self.v_proj(both), self.kv_heads)
-        group = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None])
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+    def attend(self, q, own, context, bias):
+        """q [S * Q, heads, D], keys and values of the blocks [S * Q, kv, D] and of the context [S * T, kv, D],
+        bias [S, Q, T + Q] -> [S * Q, heads * D]."""
+        rows, group = len(bias), self.heads // self.kv_heads
+
+        def joined(before, block):  # -> [S, heads, T + Q, D]
+            both = torch.cat([before.unflatten(0, (rows, -1)), block.unflatten(0, (rows, -1))], dim=1)
+            # SDPA's kernels for a mask want as many heads of keys as of queries.
+            return both[:, :, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3).transpose(1, 2)
+
+        k, v = (joined(before, block) for before, block in zip(context, own, strict=True))
+        q = q.unflatten(0, (rows, -1)).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, None])
+        return out.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 class DraftMLP(nn.Module):
@@ -141,14 +152,23 @@ class DraftMLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
+    """A layer in three pieces that work on each row alone, around the attention: they can be compiled."""
+
     def __init__(self, config: dict) -> None:
         super().__init__()
         hidden, eps = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm, self.self_attn = RMSNorm(hidden, eps), DraftAttention(config)
         self.post_attention_layernorm, self.mlp = RMSNorm(hidden, eps), DraftMLP(config)
 
-    def forward(self, x, context, positions, context_positions, mask):
-        x = x + self.self_attn(self.input_layernorm(x), context, positions, context_positions, mask)
+    def project(self, x, cos, sin):
+        x = self.input_layernorm(x)
+        return self.self_attn.queries(x, cos, sin), self.self_attn.keys_and_values(x, cos, sin)
+
+    def project_context(self, context, cos, sin):
+        return self.self_attn.keys_and_values(context, cos, sin)
+
+    def finish(self, x, attended):
+        x = x + self.self_attn.o_proj(attended)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -157,6 +177,7 @@ class Drafter(nn.Module):
         super().__init__()
         hidden, eps = config["hidden_size"], config["rms_norm_eps"]
         self.block, self.mask_id = config["block_size"], config["dflash_config"]["mask_token_id"]
+        self.width, self.theta = config["head_dim"], config["rope_theta"]
         self.fc = nn.Linear(len(config["dflash_config"]["target_layer_ids"]) * hidden, hidden, bias=False)
         self.hidden_norm, self.norm = RMSNorm(hidden, eps), RMSNorm(hidden, eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config["num_hidden_layers"]))
@@ -170,16 +191,38 @@ class Drafter(nn.Module):
         `embedding` is the target's table [V, H]. The tokens after a block's anchor are never read by it.
         """
         (rows, count), length, block = anchors.shape, ids.shape[1], self.block
-        context = self.hidden_norm(self.fc(features))
         tokens = ids.new_full((rows, count, block), self.mask_id)
         tokens[:, :, 0] = ids.gather(1, anchors)
-        context_positions = torch.arange(length, device=ids.device).expand(rows, -1)
-        positions = (anchors[:, :, None] + torch.arange(block, device=ids.device)).flatten(1)
-        x = F.embedding(tokens.flatten(1), embedding)
-        mask = block_mask(anchors, length, block)
+        positions = anchors[:, :, None] + torch.arange(block, device=ids.device)
+        block_angles = angles(positions.flatten(), self.width, self.theta)
+        context_angles = angles(torch.arange(length, device=ids.device).repeat(rows), self.width, self.theta)
+        x = F.embedding(tokens.flatten(), embedding)
+        bias = x.new_zeros(()).masked_fill(~block_mask(anchors, length, block), -torch.inf)
+        context = self.read(features.flatten(0, 1))
         for layer in self.layers:
-            x = layer(x, context, positions, context_positions, mask)
-        return self.norm(x).unflatten(1, (count, block))
+            q, own = layer.project(x, *block_angles)
+            before = layer.project_context(context, *context_angles)
+            x = layer.finish(x, layer.self_attn.attend(q, own, before, bias))
+        return self.settle(x).view(rows, count, block, -1)
+
+    def read(self, features):
+        return self.hidden_norm(self.fc(features))
+
+    def settle(self, x):
+        return self.norm(x)
+
+    def compile_pieces(self, backend: str = "inductor") -> None:
+        """Let the compiler fuse what works on each row alone: norms, rotary embedding, SwiGLU, casts.
+
+        Attention stays outside, and every shape is compiled for itself: steps have few (text_batches.py).
+        """
+        def compiled(piece):
+            return torch.compile(piece, dynamic=False, backend=backend)
+
+        for layer in self.layers:
+            layer.project, layer.finish = compiled(layer.project), compiled(layer.finish)
+            layer.project_context = compiled(layer.project_context)
+        self.read, self.settle = compiled(self.read), compiled(self.settle)
 
 
 def block_mask(anchors: torch.Tensor, length: int, block: int) -> torch.Tensor:
@@ -191,7 +234,9 @@ def block_mask(anchors: torch.Tensor, length: int, block: int) -> torch.Tensor:
     return torch.cat([before, own], dim=2)
 
 
-def draft_loss(drafter, target, features, ids, anchors, lengths=None, gamma: float = 4.0) -> torch.Tensor:
+def draft_loss(
+    drafter, target, features, ids, anchors, lengths=None, gamma: float = 4.0, score=score_rows
+) -> torch.Tensor:
     """Cross entropy of positions 1 .. B - 1 against the sequence, weighted exp(-(i - 1) / gamma).
 
     The weight falls with depth because a later position only counts once every earlier one is right.
@@ -201,9 +246,8 @@ def draft_loss(drafter, target, features, ids, anchors, lengths=None, gamma: flo
     hidden = drafter(features, ids, anchors, table)[:, :, 1:]
     places = anchors[:, :, None] + torch.arange(1, drafter.block, device=ids.device)  # [S, n, B - 1]
     truth = ids.gather(1, places.flatten(1).clamp(max=ids.shape[1] - 1)).view_as(places)
-    logits = F.linear(hidden, head.to(hidden.dtype)).float()
-    loss = F.cross_entropy(logits.flatten(0, 2), truth.flatten(), reduction="none").view_as(places)
     weight = torch.exp(-torch.arange(drafter.block - 1, device=ids.device) / gamma).expand_as(places)
     if lengths is not None:
         weight = weight * (places < lengths[:, None, None])
-    return (loss * weight).sum() / weight.sum()
+    share = weight / weight.sum()
+    return head_loss(hidden.flatten(0, 2), head, truth.flatten(), share.flatten(), score)

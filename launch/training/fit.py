@@ -55,10 +55,12 @@ def fit(
     checkpoint: Path,
     device: str,
     until: float = math.inf,
+    drafted: int | None = None,
 ) -> Outcome:
-    """Minimise loss_of(step, progress) over `model`'s parameters.
+    """Minimise loss_of(step, progress) over `model`'s parameters; `drafted` tokens a step are told as a rate.
 
     Raises:
+        SystemExit: the loss is no number any more; the checkpoint is one of before.
         Unfinished: the clock (time.time()) has passed `until` before the budget was spent.
     """
     step, seconds, smooth = 0, 0.0, None
@@ -71,7 +73,8 @@ def fit(
         print(f"[{label}] resuming at step {step}", flush=True)
 
     saved = printed = time.time()
-    started = saved - seconds
+    started, printed_step = saved - seconds, step
+    peak = "" if device != "cuda" else "; {:.1f} GB of GPU memory at most"
     progress = max(step / budget.steps, seconds / 60 / budget.minutes)
     while progress < 1.0:
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
@@ -85,16 +88,23 @@ def fit(
             optimizer.zero_grad(set_to_none=True)
         step += 1
         if step % LOOK_EVERY == 0 or step >= budget.steps:
-            smooth = loss.item() if smooth is None else 0.8 * smooth + 0.2 * loss.item()
+            value = loss.item()
+            if not math.isfinite(value):
+                raise SystemExit(f"{label}: the loss is {value} at step {step}; try a lower --peak")
+            smooth = value if smooth is None else 0.8 * smooth + 0.2 * value
             now = time.time()
             seconds = now - started
             progress = max(step / budget.steps, seconds / 60 / budget.minutes)
             if now - printed > 10 or progress >= 1.0:
-                printed = now
+                each = (now - printed) / (step - printed_step)
+                rate = "" if drafted is None else f", {drafted / each:,.0f} drafted tokens/s"
                 print(
-                    f"[{label}] step {step} loss {smooth:.4f} {seconds:.0f} s {100 * progress:.0f}%",
+                    f"[{label}] step {step} loss {smooth:.4f} {seconds:.0f} s {100 * progress:.0f}%, "
+                    f"{1000 * each:.1f} ms a step{rate}"
+                    + peak.format(torch.cuda.max_memory_allocated() / 1e9 if peak else 0),
                     flush=True,
                 )
+                printed, printed_step, peak = now, step, ""
             is_over = now > until and progress < 1.0
             if now - saved > SAVE_SECONDS or progress >= 1.0 or is_over:
                 saved = now

@@ -16,7 +16,7 @@ import torch
 from answers import Answerer
 from fit import Unfinished, save_whole
 
-TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
+TEMPERATURES = (0.0, 0.7, 0.0, 0.0)  # greedy text is what drafters are judged by
 SHORTEST = 8  # tokens of an answer worth learning from
 
 
@@ -91,24 +91,6 @@ def write_own_text(
 
 
 def read_own_text(folder: Path) -> list[tuple[int, list[int]]]:
-    """(prompt length, prompt and answer), shortest first."""
+    """(prompt length, prompt and answer) of every answer."""
     pieces = [torch.load(path) for path in sorted(folder.glob("piece-*.pt"))]
-    return sorted((pair for piece in pieces for pair in piece), key=lambda pair: len(pair[1]))
-
-
-def draw_batch(texts: Sequence[tuple[int, list[int]]], tokens: int, blocks: int, device: str):
-    """One step's sequences and anchors: ids [S, T], lengths [S], anchors [S, n].
-
-    A text is drawn, and those just shorter join it until the step's tokens are reached. Anchors come from
-    the answers alone, where a server drafts.
-    """
-    index = int(torch.randint(0, len(texts), ()))
-    longest = len(texts[index][1])
-    rows = texts[max(0, index + 1 - max(1, tokens // longest)) : index + 1]
-    ids = torch.tensor([text + [0] * (longest - len(text)) for _, text in rows])
-    lengths = torch.tensor([len(text) for _, text in rows])
-    firsts = torch.tensor([first for first, _ in rows])
-    count = max(1, min(blocks // len(rows), longest))
-    share = torch.rand(len(rows), count).sort(dim=1).values
-    anchors = firsts[:, None] + (share * (lengths - 1 - firsts)[:, None]).long()
-    return ids.to(device), lengths.to(device), anchors.to(device)
+    return [pair for piece in pieces for pair in piece]

@@ -7,7 +7,7 @@ its result is already under --out:
 
     prompts   many, of several kinds (prompts.py)
     own       the target's own text, answered in pieces (sampled_text.py): a fifth of --minutes at most
-    train     the drafter, on hidden states computed anew at each step: the rest of --minutes
+    train     the drafter, on hidden states kept in memory as far as they fit: the rest of --minutes
     export    RUN/draft in bf16 for SGLang, RUN/packed with int8 rows, which the first is expanded from
     evaluate  accept length by kind of prompt, on prompts that training never saw
     card      RUN/packed/README.md, from what the others measured
@@ -22,24 +22,26 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import math
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from acceptance import Text, evaluate
 from answers import PlainAnswers, ServedAnswers, continue_batch
 from card import model_card
-from drafter import Drafter, draft_config, draft_loss
+from draft_steps import DraftSteps
+from drafter import Drafter, draft_config
 from export import write_json
 from fit import Budget, Unfinished, fit
 from hf_target import HFTarget
 from optimizers import muon
 from prompts import make_prompts
 from safetensors.torch import load_file
-from sampled_text import batches, draw_batch, read_own_text, write_own_text
-from targets import features
+from sampled_text import SHORTEST, batches, read_own_text, write_own_text
 
 from sglang_ddtree_patch.launch.int8_rows import expand, write_packed
 from sglang_ddtree_patch.launch.run_folder import exit_on_signals
@@ -47,6 +49,20 @@ from sglang_ddtree_patch.launch.run_folder import exit_on_signals
 BENCH_PROMPTS = sorted(Path(__file__).parent.parent.glob("bench_prompts*.json"))
 OWN_SHARE = 0.2  # of --minutes
 MORE_TO_DO = 3
+INTERRUPTED = 130
+
+
+def positive(kind: type, least: int | None = None) -> Callable[[str], int | float]:
+    """A parser of numbers above zero, or of `least` at least."""
+
+    def number(text: str) -> int | float:
+        value = kind(text)
+        if value < least if least is not None else not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not " + (f"{least} or more" if least else "above 0"))
+        return value
+
+    number.__name__ = "number"  # what argparse calls it in `invalid number value: 'x'`
+    return number
 
 
 def parse() -> argparse.Namespace:
@@ -56,14 +72,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--target", type=Path, required=True, help="the target's Hugging Face folder")
     parser.add_argument("--out", type=Path, required=True, help="results and checkpoints go here")
     parser.add_argument("--name", help="what the model card calls the target; its folder's name by default")
-    parser.add_argument("--minutes", type=float, default=25.0, help="of own text and training together")
-    parser.add_argument("--run-minutes", type=float, default=9.5, help="end this run after so long")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--minutes", type=positive(float), default=25.0, help="of own text and training together")
+    parser.add_argument("--run-minutes", type=positive(float), default=9.5, help="end this run after so long")
+    has_gpu = torch.cuda.is_available()
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if has_gpu else "cpu")
     drafter = parser.add_argument_group("drafter")
-    drafter.add_argument("--block", type=int, default=16)
-    drafter.add_argument("--layers", type=int, default=5)
-    drafter.add_argument("--intermediate", type=int, default=1024, help="width of its MLPs")
-    drafter.add_argument("--features", type=int, default=5, help="target layers it sees")
+    drafter.add_argument("--block", type=positive(int, 2), default=16)
+    drafter.add_argument("--layers", type=positive(int), default=5)
+    drafter.add_argument("--intermediate", type=positive(int), default=1024, help="width of its MLPs")
+    drafter.add_argument("--features", type=positive(int), default=5, help="target layers it sees")
     drafter.add_argument("--mask-token", help="a special token without a role; found by itself")
     own = parser.add_argument_group("the target's own text")
     own.add_argument(
@@ -71,21 +88,26 @@ def parse() -> argparse.Namespace:
         choices=("sglang", "plain"),
         help="who writes it: SGLang if it is installed, or plain PyTorch",
     )
-    own.add_argument("--prompts", type=int, default=40_000)
-    own.add_argument("--own-tokens", type=int, default=384, help="new tokens an answer, at most")
-    own.add_argument("--batch-tokens", type=int, default=200_000, help="prompts and answers of a batch")
-    own.add_argument("--batch-rows", type=int, default=256)
-    own.add_argument("--longest", type=int, default=4096, help="tokens of a prompt, at most")
+    own.add_argument("--prompts", type=positive(int), default=40_000)
+    own.add_argument("--own-tokens", type=positive(int, SHORTEST), default=384, help="new tokens an answer, at most")
+    own.add_argument("--batch-tokens", type=positive(int), default=200_000, help="prompts and answers of a batch")
+    own.add_argument("--batch-rows", type=positive(int), default=256)
+    own.add_argument("--longest", type=positive(int), default=4096, help="tokens of a prompt, at most")
     training = parser.add_argument_group("training")
-    training.add_argument("--steps", type=int, default=100_000, help="stop after so many steps")
-    training.add_argument("--step-tokens", type=int, default=32_768, help="tokens of text a step")
-    training.add_argument("--step-blocks", type=int, default=2048, help="blocks a step")
-    training.add_argument("--peak", type=float, default=0.02, help="learning rate of Muon")
+    training.add_argument("--steps", type=positive(int), default=100_000, help="stop after so many steps")
+    training.add_argument("--step-tokens", type=positive(int), default=65_536, help="tokens of text a step")
+    training.add_argument("--step-blocks", type=positive(int), default=2048, help="blocks a step")
+    training.add_argument("--peak", type=positive(float), default=0.02, help="learning rate of Muon")
     judging = parser.add_argument_group("evaluation")
     judging.add_argument("--eval-prompts", type=Path, nargs="+", default=BENCH_PROMPTS)
-    judging.add_argument("--eval-count", type=int, default=1000, help="prompts of each kind, at most")
-    judging.add_argument("--eval-tokens", type=int, default=192, help="new tokens a prompt")
-    return parser.parse_args()
+    judging.add_argument("--eval-count", type=positive(int), default=1000, help="prompts of each kind, at most")
+    judging.add_argument("--eval-tokens", type=positive(int), default=192, help="new tokens a prompt")
+    args = parser.parse_args()
+    if args.device == "cuda" and not has_gpu:
+        parser.error("--device cuda: PyTorch sees no GPU; --device cpu does without")
+    if not (args.target / "config.json").is_file():
+        parser.error(f"--target: no config.json in {args.target}")
+    return args
 
 
 class Run:
@@ -159,29 +181,27 @@ class Run:
             intermediate=args.intermediate,
         )
         target, texts = self.target.model(), read_own_text(args.out / "own")
+        if not texts:
+            raise SystemExit(f"no answer in {args.out}/own has {SHORTEST} tokens: there is nothing to learn from")
         drafter = Drafter(config)
         with torch.no_grad():  # logits of about unit size at first, whatever the size of the target's head
             head = target.get_output_embeddings().weight
             drafter.norm.weight.fill_(1 / head.float().norm(dim=1).mean().item())
         drafter = drafter.to(self.device).train()
         size = sum(p.numel() for p in drafter.parameters())
-        print(f"[train] {size:,} parameters, target layers {self.layers}, {len(texts):,} texts", flush=True)
-
-        def loss_of(step: int, progress: float) -> torch.Tensor:
-            ids, lengths, anchors = draw_batch(texts, args.step_tokens, args.step_blocks, self.device)
-            with torch.no_grad():
-                context = features(target, ids, self.layers)
-            return draft_loss(drafter, target, context, ids, anchors, lengths)
-
+        print(f"[train] {size:,} parameters, target layers {self.layers}", flush=True)
         outcome = fit(
             "train",
             drafter,
-            loss_of,
+            DraftSteps(
+                drafter, target, self.layers, texts, args.step_tokens, args.step_blocks, self.device
+            ),
             muon(drafter, args.peak, self.device),
             Budget(args.steps, (1 - OWN_SHARE) * args.minutes),
             args.out / "train.pt",
             self.device,
             self.until,
+            drafted=args.step_blocks * (args.block - 1),
         )
         write_json(args.out / "draft_config.json", config)
         torch.save(drafter.state_dict(), path)
@@ -260,13 +280,16 @@ def main() -> int:
     else:
         # cuDNN's attention fails in the backward pass with a mask (torch 2.14.1).
         torch.backends.cuda.enable_cudnn_sdp(False)
-    run = Run(args)
     try:
+        run = Run(args)
         for stage in (run.prompts, run.own, run.train, run.export, run.evaluate, run.card):
             stage()
     except Unfinished as state:
         print(f"{state}. Type the same command again to go on.", flush=True)
         return MORE_TO_DO
+    except KeyboardInterrupt:
+        print("Interrupted. Type the same command again to go on.", flush=True)
+        return INTERRUPTED
     print(f"done: {args.out}/draft", flush=True)
     return 0
 

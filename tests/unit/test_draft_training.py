@@ -19,9 +19,12 @@ import acceptance  # noqa: E402
 import answers  # noqa: E402
 import drafter as drafting  # noqa: E402
 import fit as fitting  # noqa: E402
+import head_loss  # noqa: E402
+import kept_features  # noqa: E402
 import prompts as prompting  # noqa: E402
 import sampled_text  # noqa: E402
 import targets  # noqa: E402
+import text_batches  # noqa: E402
 from best_first import best_first  # noqa: E402
 from hf_target import HFTarget  # noqa: E402
 from optimizers import muon  # noqa: E402
@@ -111,14 +114,122 @@ def test_batches_hold_every_prompt_once_and_stay_in_bounds():
     assert all(len(g) <= 16 and (len(g) == 1 or len(g) * (max(map(len, g)) + 10) <= 300) for g in groups)
 
 
+def texts_of(sizes: list[int], first: int = 3) -> text_batches.Texts:
+    return text_batches.Texts([(first, [8 + size % 600] * size) for size in sizes], "cpu")
+
+
 def test_anchors_lie_in_the_answers_and_have_a_token_after_them():
-    texts = sorted(((3, list(range(n))) for n in (5, 9, 30, 31)), key=lambda pair: len(pair[1]))
+    texts = texts_of([5, 9, 30, 31, 200])
     for seed in range(50):
         torch.manual_seed(seed)
-        ids, lengths, anchors = sampled_text.draw_batch(texts, 62, 16, "cpu")
-        assert len(ids) == len(lengths) == len(anchors)
-        assert (anchors >= 3).all()
-        assert (anchors <= lengths[:, None] - 2).all()
+        for plan in text_batches.plan_epoch(texts.sizes, torch.arange(5), 512, 16, "cpu"):
+            batch = texts.gather(plan)
+            assert (batch.anchors >= 3).all()
+            assert (batch.anchors <= batch.lengths[:, None] - 2).all()
+            assert batch.lengths.tolist() == texts.sizes[batch.texts].tolist()
+            for row, length in enumerate(batch.lengths.tolist()):
+                assert (batch.ids[row, :length] == 8 + length % 600).all()
+
+
+def test_anchors_come_to_every_place_of_an_answer():
+    texts = texts_of([40])
+    seen = set()
+    for _ in range(200):
+        (plan,) = text_batches.plan_epoch(texts.sizes, torch.arange(1), 128, 4, "cpu")
+        seen |= set(texts.gather(plan).anchors.flatten().tolist())
+    assert seen == set(range(3, 39))
+
+
+def test_an_epoch_holds_every_text_once_in_few_shapes():
+    sizes = torch.randint(10, 3000, (500,), generator=torch.Generator().manual_seed(1))
+    members = torch.arange(100, 500)
+    plans = text_batches.plan_epoch(sizes, members, 8192, 64, "cpu")
+    found = [index for plan in plans for index in plan.texts.tolist()]
+    assert set(found) == set(members.tolist())
+    # Only the batch of the longest is filled up.
+    assert len(found) - len(members) < len(max(plans, key=lambda plan: plan.length).texts)
+    assert all(sizes[plan.texts].max() <= plan.length for plan in plans)
+    assert {len(plan.texts) * plan.length for plan in plans} == {8192, 6144}
+    assert {len(plan.texts) * plan.blocks for plan in plans} == {64}
+    again = text_batches.plan_epoch(sizes, members, 8192, 64, "cpu")
+    assert [index for plan in again for index in plan.texts.tolist()] != found
+
+
+def test_kept_features_are_the_targets_and_texts_past_the_room_are_read_anew(target, model, capsys):
+    pairs = [(2, torch.randint(8, 700, (size,)).tolist()) for size in (20, 50, 90, 130, 25, 60)]
+    texts = text_batches.Texts(pairs, "cpu")
+    kept = kept_features.KeptFeatures(model, (0, 2), texts)
+    bytes_each = 2 * model.config.hidden_size * 4
+    kept.keep(int(texts.ends[3]) * bytes_each + 1, 256)
+    assert kept.count == 4
+    assert "4 of 6 texts" in capsys.readouterr().out
+    draws = text_batches.endless(texts, kept.count, 512, 8)
+    kinds = set()
+    for _ in range(12):
+        plan, is_kept = next(draws)
+        assert is_kept == bool((plan.texts < 4).all()) == bool((plan.texts < 4).any())
+        batch = texts.gather(plan)
+        found, anew = kept.of(batch, is_kept), targets.features(model, batch.ids, (0, 2))
+        for row, length in enumerate(batch.lengths.tolist()):
+            assert torch.allclose(found[row, :length], anew[row, :length], atol=1e-4)
+        kinds.add(is_kept)
+    assert kinds == {True, False}
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_the_loss_of_the_head_is_cross_entropy_and_so_is_its_gradient(rows, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(rows, 12, generator=generator).requires_grad_()
+    head = torch.randn(50, 12, generator=generator)
+    truth, share = torch.randint(0, 50, (rows,), generator=generator), torch.rand(rows, generator=generator)
+    expected = (torch.nn.functional.cross_entropy(hidden @ head.T, truth, reduction="none") * share).sum()
+    (gradient,) = torch.autograd.grad(2 * expected, hidden)
+    monkeypatch.setattr(head_loss, "MOST_LOGITS", 50 * 9)  # 9 rows at once
+    found = head_loss.head_loss(hidden, head, truth, share)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(torch.autograd.grad(2 * found, hidden)[0], gradient, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_compiled_pieces_learn_the_same_and_are_compiled_for_few_shapes(target, model, is_mixed, monkeypatch):
+    """The graphs that a GPU gets, run by PyTorch's own operators: no compiler is needed here."""
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    config = drafting.draft_config(
+        target.config, mask=target.mask_token(None), feature_layers=(0, 1, 2), block=4, layers=3, intermediate=32
+    )
+    torch.manual_seed(0)
+    plain, compiled = drafting.Drafter(config), drafting.Drafter(config)
+    compiled.load_state_dict(plain.state_dict())
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled.compile_pieces("aot_eager")
+    score = torch.compile(head_loss.score_rows, dynamic=False, backend="aot_eager")
+    texts = text_batches.Texts(
+        [(3, torch.randint(8, 700, (size,)).tolist()) for size in (20, 150, 150, 200, 300)], "cpu"
+    )
+    shapes = set()
+    for index in (0, 1, 3, 4):
+        (plan,) = text_batches.plan_epoch(texts.sizes, torch.tensor([index]), 512, 8, "cpu")
+        batch = texts.gather(plan)
+        shapes.add(batch.ids.shape)
+        context = targets.features(model, batch.ids, (0, 1, 2)).detach()
+        losses = []
+        for drafter, rule in ((plain, head_loss.score_rows), (compiled, score)):
+            drafter.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
+                loss = drafting.draft_loss(
+                    drafter, model, context, batch.ids, batch.anchors, batch.lengths, score=rule
+                )
+            loss.backward()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=2e-2 if is_mixed else 1e-5)
+        for a, b in zip(plain.parameters(), compiled.parameters(), strict=True):
+            assert (a.grad - b.grad).norm() <= (5e-2 if is_mixed else 1e-4) * a.grad.norm()
+    assert len(shapes) == 4
+    # project and finish twice, as the first layer's input needs no gradient; the context's pieces once for
+    # each of the two sizes; the end and the loss.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 10
+    assert not torch._dynamo.utils.counters["graph_break"]
 
 
 def test_own_text_goes_on_where_it_ended(target, model, tmp_path, monkeypatch):
