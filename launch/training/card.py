@@ -16,9 +16,10 @@ def model_card(target: str, config: dict, report: dict) -> str:
         f"target's layers {layers}. Stored as int8 rows with scales, {report['packed_bytes'] / 1e6:.1f} MB; "
         "served in bf16.",
         "",
-        f"**Data.** {own['answers']:,} answers of the target itself, {own['tokens']:,} tokens, greedy and at "
-        "temperatures 0.7 and 1.0, to prompts made by `launch/training/prompts.py` (chat, code, arithmetic, "
-        "summaries, free text of a Python installation).",
+        f"**Data.** {own['answers']:,} answers of the target itself, {own['tokens']:,} tokens, three in four "
+        "greedy and the others at temperature 0.7, to questions that it made up and to prompts made by "
+        "`launch/training/prompts.py` (chat, code, arithmetic, summaries, free text of a Python "
+        "installation).",
         "",
         f"**Training.** {train['steps']:,} steps in {train['minutes']} minutes on {train['device']}, loss at "
         f"the end {train['loss']} (cross entropy, weighted by position), "

@@ -1,7 +1,7 @@
 """A training step of the drafter: its texts, the target's hidden states for them, the loss.
 
-On a GPU the pieces of the drafter and of the loss are compiled where Triton can: each is a dozen passes over memory
-otherwise.
+On a GPU the pieces of the drafter and of the loss are compiled where Triton can: each is a dozen passes over
+memory otherwise.
 """
 
 from __future__ import annotations

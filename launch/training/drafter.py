@@ -124,8 +124,8 @@ class DraftAttention(nn.Module):
         return rotate(keys, cos, sin), self.v_proj(x).unflatten(-1, (self.kv_heads, self.width))
 
     def attend(self, q, own, context, bias):
-        """q [S * Q, heads, D], keys and values of the blocks [S * Q, kv, D] and of the context [S * T, kv, D],
-        bias [S, Q, T + Q] -> [S * Q, heads * D]."""
+        """q [S * Q, heads, D], keys and values of the blocks [S * Q, kv, D] and of the context
+        [S * T, kv, D], bias [S, Q, T + Q] -> [S * Q, heads * D]."""
         rows, group = len(bias), self.heads // self.kv_heads
 
         def joined(before, block):  # -> [S, heads, T + Q, D]
@@ -216,6 +216,7 @@ class Drafter(nn.Module):
 
         Attention stays outside, and every shape is compiled for itself: steps have few (text_batches.py).
         """
+
         def compiled(piece):
             return torch.compile(piece, dynamic=False, backend=backend)
 

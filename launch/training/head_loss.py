@@ -3,8 +3,8 @@
     loss = sum_r share[r] * (logsumexp(logits[r]) - logits[r, truth[r]])        logits = hidden @ head.T
     d loss / d logits[r] = share[r] * (softmax(logits[r]) - onehot(truth[r]))
 
-The head learns nothing, so the gradient of the hidden states is all that the backward pass needs: each part of
-the rows goes to logits and straight back, in one pass over memory each way once `score_rows` is compiled.
+The head learns nothing, so the gradient of the hidden states is all that the backward pass needs: each part
+of the rows goes to logits and straight back, in one pass over memory each way once `score_rows` is compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor,
 
 
 def score_rows(logits: torch.Tensor, truth: torch.Tensor, share: torch.Tensor):
-    """logits [R, V], truth int64 [R], share float32 [R] -> the loss, and its gradient in the logits' dtype."""
+    """logits [R, V], truth int64 [R], share float32 [R] -> the loss, and its gradient by the logits."""
     wide = logits.float()
     log_sum = wide.logsumexp(dim=1, keepdim=True)
     hit = wide.gather(1, truth[:, None])
@@ -51,7 +51,11 @@ class HeadLoss(torch.autograd.Function):
 
 
 def head_loss(
-    hidden: torch.Tensor, head: torch.Tensor, truth: torch.Tensor, share: torch.Tensor, score: Score = score_rows
+    hidden: torch.Tensor,
+    head: torch.Tensor,
+    truth: torch.Tensor,
+    share: torch.Tensor,
+    score: Score = score_rows,
 ) -> torch.Tensor:
     """hidden [R, H], head [V, H] frozen, truth int64 [R], share float32 [R] -> a float32 scalar."""
     return HeadLoss.apply(hidden, head, truth, share, score)

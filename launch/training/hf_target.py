@@ -81,3 +81,12 @@ class HFTarget:
         turn = [{"role": "user", "content": prompt["text"]}]
         rendered = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         return self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+    def opening_ids(self) -> list[int]:
+        """The chat template up to where a user's words begin; empty without a template."""
+        if self.tokenizer.chat_template is None:
+            return []
+        words = "what a user says"
+        rendered = self.tokenizer.apply_chat_template([{"role": "user", "content": words}], tokenize=False)
+        before, found, _ = rendered.partition(words)
+        return self.tokenizer(before, add_special_tokens=False)["input_ids"] if found else []

@@ -1,7 +1,7 @@
 """The target's hidden states of as many texts as memory has room for, computed once before training.
 
-They are what a step costs most to compute, and on a GPU they cost 5.8 KB a token for SmolLM2: 10 million tokens
-are 58 GB. Texts past the room are read by the target anew whenever they are drawn.
+They are what a step would spend most on, and take 5.8 KB a token for SmolLM2 in bf16: 10 million tokens are
+58 GB. Texts past the room are read by the target anew whenever they are drawn.
 """
 
 from __future__ import annotations

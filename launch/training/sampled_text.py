@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from answers import Answerer
+from answers import Answer
 from fit import Unfinished, save_whole
 
 TEMPERATURES = (0.0, 0.7, 0.0, 0.0)  # greedy text is what drafters are judged by
@@ -33,14 +33,18 @@ def batches(prompts: Sequence[list[int]], new_tokens: int, most_tokens: int, mos
 
 
 def write_own_text(
-    answerer: Answerer,
+    answer: Answer,
+    at_once: int,
     groups: Sequence[list[list[int]]],
     folder: Path,
     new_tokens: int,
     minutes: float,
     until: float,
+    began: float,
 ) -> None:
     """Answer group after group until all are done or `minutes` are spent, one file each.
+
+    `answer` takes so many calls `at_once`. This run's minutes count from `began`.
 
     Raises:
         Unfinished: the clock has passed `until` first.
@@ -50,13 +54,13 @@ def write_own_text(
     if finished.exists():
         return
     used = float(spent.read_text()) if spent.exists() else 0.0
-    started, total = time.time() - used, 0
+    started, total = began - used, 0
     paths = [folder / f"piece-{index:04d}.pt" for index in range(len(groups))]
     todo = [(prompts, path) for prompts, path in zip(groups, paths, strict=True) if not path.exists()]
     if time.time() > until:
         raise Unfinished(f"own text: {len(groups) - len(todo)} of {len(groups)} pieces are done")
 
-    with answerer as answer, ThreadPoolExecutor(answerer.at_once) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         asked: deque = deque()
 
         def keep_oldest() -> None:
@@ -75,7 +79,7 @@ def write_own_text(
             )
 
         for count, (prompts, path) in enumerate(todo):
-            if len(asked) == answerer.at_once:
+            if len(asked) == at_once:
                 keep_oldest()
             # Each run answers something, however long its answerer took to get ready.
             if count > 0 and (time.time() - started > 60 * minutes or time.time() > until):

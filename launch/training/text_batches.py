@@ -1,8 +1,8 @@
 """The steps' batches: texts drawn in epochs and gathered on the device, in shapes of which there are few.
 
-Texts of nearly one length share a batch of S rows of T tokens with n blocks each. T is 2^k or 3 * 2^(k - 1), S is a
-power of two, and S * n is the same in all of them, so S * T takes two values (and those of texts longer than
-a step): whoever compiles for a shape compiles twice. Nothing waits for the host but the plan of an epoch.
+Texts of nearly one length share a batch of S rows of T tokens with n blocks each. T is 2^k or 3 * 2^(k - 1), S
+is a power of two, and S * n is the same in all of them, so S * T takes two values (and those of texts longer
+than a step): whoever compiles for a shape compiles twice. Nothing waits for the host but the plan of an epoch.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def row_length(size: int) -> int:
 
 
 def shape(length: int, step_tokens: int, step_blocks: int) -> tuple[int, int]:
-    """S and n for T: as many rows as a step's tokens and blocks allow, and the blocks dealt out among them."""
+    """S and n for T: as many rows as a step's tokens and blocks allow; the blocks are dealt out to them."""
     rows = 1 << (max(1, min(step_tokens // length, step_blocks)).bit_length() - 1)
     return rows, max(1, min(step_blocks // rows, length))
 
@@ -83,8 +83,8 @@ def plan_epoch(
 ) -> list[Plan]:
     """Each of `members` (indices into `sizes`) once, in batches of random order and company.
 
-    Those that fill no batch of their length join the next longer ones; the last batch, of the longest, is filled
-    up with texts that come twice.
+    Those that fill no batch of their length join the next longer ones; the last batch, of the longest, is
+    filled up with texts that come twice.
     """
     by_length: dict[int, list[int]] = {}
     for index in members[torch.randperm(len(members))].tolist():

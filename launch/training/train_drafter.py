@@ -6,7 +6,8 @@ Needs this package, torch, transformers and safetensors; SGLang for quick answer
 its result is already under --out:
 
     prompts   many, of several kinds (prompts.py)
-    own       the target's own text, answered in pieces (sampled_text.py): a fifth of --minutes at most
+    own       questions that the target makes up (questions.py) and its own text, answered in pieces
+              (sampled_text.py): a fifth of --minutes at most
     train     the drafter, on hidden states kept in memory as far as they fit: the rest of --minutes
     export    RUN/draft in bf16 for SGLang, RUN/packed with int8 rows, which the first is expanded from
     evaluate  accept length by kind of prompt, on prompts that training never saw
@@ -22,92 +23,33 @@ import argparse
 import dataclasses
 import importlib.util
 import json
-import math
 import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from acceptance import Text, evaluate
-from answers import PlainAnswers, ServedAnswers, continue_batch
+from answers import Answer, PlainAnswers, ServedAnswers, continue_batch
 from card import model_card
 from draft_steps import DraftSteps
 from drafter import Drafter, draft_config
+from drafter_arguments import parse
 from export import write_json
 from fit import Budget, Unfinished, fit
 from hf_target import HFTarget
 from optimizers import muon
 from prompts import make_prompts
+from questions import ask
 from safetensors.torch import load_file
 from sampled_text import SHORTEST, batches, read_own_text, write_own_text
 
 from sglang_ddtree_patch.launch.int8_rows import expand, write_packed
 from sglang_ddtree_patch.launch.run_folder import exit_on_signals
 
-BENCH_PROMPTS = sorted(Path(__file__).parent.parent.glob("bench_prompts*.json"))
 OWN_SHARE = 0.2  # of --minutes
 MORE_TO_DO = 3
 INTERRUPTED = 130
-
-
-def positive(kind: type, least: int | None = None) -> Callable[[str], int | float]:
-    """A parser of numbers above zero, or of `least` at least."""
-
-    def number(text: str) -> int | float:
-        value = kind(text)
-        if value < least if least is not None else not 0 < value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} is not " + (f"{least} or more" if least else "above 0"))
-        return value
-
-    number.__name__ = "number"  # what argparse calls it in `invalid number value: 'x'`
-    return number
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--target", type=Path, required=True, help="the target's Hugging Face folder")
-    parser.add_argument("--out", type=Path, required=True, help="results and checkpoints go here")
-    parser.add_argument("--name", help="what the model card calls the target; its folder's name by default")
-    parser.add_argument("--minutes", type=positive(float), default=25.0, help="of own text and training together")
-    parser.add_argument("--run-minutes", type=positive(float), default=9.5, help="end this run after so long")
-    has_gpu = torch.cuda.is_available()
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if has_gpu else "cpu")
-    drafter = parser.add_argument_group("drafter")
-    drafter.add_argument("--block", type=positive(int, 2), default=16)
-    drafter.add_argument("--layers", type=positive(int), default=5)
-    drafter.add_argument("--intermediate", type=positive(int), default=1024, help="width of its MLPs")
-    drafter.add_argument("--features", type=positive(int), default=5, help="target layers it sees")
-    drafter.add_argument("--mask-token", help="a special token without a role; found by itself")
-    own = parser.add_argument_group("the target's own text")
-    own.add_argument(
-        "--answers",
-        choices=("sglang", "plain"),
-        help="who writes it: SGLang if it is installed, or plain PyTorch",
-    )
-    own.add_argument("--prompts", type=positive(int), default=40_000)
-    own.add_argument("--own-tokens", type=positive(int, SHORTEST), default=384, help="new tokens an answer, at most")
-    own.add_argument("--batch-tokens", type=positive(int), default=200_000, help="prompts and answers of a batch")
-    own.add_argument("--batch-rows", type=positive(int), default=256)
-    own.add_argument("--longest", type=positive(int), default=4096, help="tokens of a prompt, at most")
-    training = parser.add_argument_group("training")
-    training.add_argument("--steps", type=positive(int), default=100_000, help="stop after so many steps")
-    training.add_argument("--step-tokens", type=positive(int), default=65_536, help="tokens of text a step")
-    training.add_argument("--step-blocks", type=positive(int), default=2048, help="blocks a step")
-    training.add_argument("--peak", type=positive(float), default=0.02, help="learning rate of Muon")
-    judging = parser.add_argument_group("evaluation")
-    judging.add_argument("--eval-prompts", type=Path, nargs="+", default=BENCH_PROMPTS)
-    judging.add_argument("--eval-count", type=positive(int), default=1000, help="prompts of each kind, at most")
-    judging.add_argument("--eval-tokens", type=positive(int), default=192, help="new tokens a prompt")
-    args = parser.parse_args()
-    if args.device == "cuda" and not has_gpu:
-        parser.error("--device cuda: PyTorch sees no GPU; --device cpu does without")
-    if not (args.target / "config.json").is_file():
-        parser.error(f"--target: no config.json in {args.target}")
-    return args
 
 
 class Run:
@@ -147,17 +89,29 @@ class Run:
         if not (folder / "finished").exists():
             self.check_time("own text")
             torch.manual_seed(1)
-            prompts = json.loads((args.out / "prompts.json").read_text())
-            longest = min(args.longest, target.positions - args.own_tokens - args.block)
-            ids = [target.prompt_ids(prompt)[:longest] for prompt in prompts]
-            groups = list(batches(ids, args.own_tokens, args.batch_tokens, args.batch_rows))
-            random.Random(0).shuffle(groups)  # of all lengths, however few there is time for
-            write_own_text(
-                self.answerer(), groups, folder, args.own_tokens, OWN_SHARE * args.minutes, self.until
-            )
+            began, answerer = time.time(), self.answerer()
+            with answerer as answer:
+                prompts = json.loads((args.out / "prompts.json").read_text())
+                prompts += self.questions(answer, answerer.at_once)
+                longest = min(args.longest, target.positions - args.own_tokens - args.block)
+                ids = [target.prompt_ids(prompt)[:longest] for prompt in prompts]
+                groups = list(batches(ids, args.own_tokens, args.batch_tokens, args.batch_rows))
+                random.Random(0).shuffle(groups)  # of all lengths, however few there is time for
+                minutes = OWN_SHARE * args.minutes
+                write_own_text(
+                    answer, answerer.at_once, groups, folder, args.own_tokens, minutes, self.until, began
+                )
         texts = read_own_text(folder)
         tokens = sum(len(ids) - first for first, ids in texts)
         self.note(own_text={"answers": len(texts), "tokens": tokens, "seconds": read_seconds(folder)})
+
+    def questions(self, answer: Answer, at_once: int) -> list[dict[str, str]]:
+        path, args = self.args.out / "questions.json", self.args
+        if not path.exists():
+            judged = {prompt["text"] for file in args.eval_prompts for prompt in json.loads(file.read_text())}
+            made = ask(answer, at_once, self.target, args.questions, args.batch_rows)
+            write_json(path, [prompt for prompt in made if prompt["text"] not in judged])
+        return json.loads(path.read_text())
 
     def answerer(self) -> ServedAnswers | PlainAnswers:
         has_sglang = importlib.util.find_spec("sglang") is not None
@@ -182,7 +136,9 @@ class Run:
         )
         target, texts = self.target.model(), read_own_text(args.out / "own")
         if not texts:
-            raise SystemExit(f"no answer in {args.out}/own has {SHORTEST} tokens: there is nothing to learn from")
+            raise SystemExit(
+                f"no answer in {args.out}/own has {SHORTEST} tokens: there is nothing to learn from"
+            )
         drafter = Drafter(config)
         with torch.no_grad():  # logits of about unit size at first, whatever the size of the target's head
             head = target.get_output_embeddings().weight
@@ -193,9 +149,7 @@ class Run:
         outcome = fit(
             "train",
             drafter,
-            DraftSteps(
-                drafter, target, self.layers, texts, args.step_tokens, args.step_blocks, self.device
-            ),
+            DraftSteps(drafter, target, self.layers, texts, args.step_tokens, args.step_blocks, self.device),
             muon(drafter, args.peak, self.device),
             Budget(args.steps, (1 - OWN_SHARE) * args.minutes),
             args.out / "train.pt",

@@ -18,10 +18,12 @@ sys.path.insert(0, str(REPOSITORY / "launch" / "training"))
 import acceptance  # noqa: E402
 import answers  # noqa: E402
 import drafter as drafting  # noqa: E402
+import drafter_arguments  # noqa: E402
 import fit as fitting  # noqa: E402
 import head_loss  # noqa: E402
 import kept_features  # noqa: E402
 import prompts as prompting  # noqa: E402
+import questions  # noqa: E402
 import sampled_text  # noqa: E402
 import targets  # noqa: E402
 import text_batches  # noqa: E402
@@ -195,7 +197,12 @@ def test_compiled_pieces_learn_the_same_and_are_compiled_for_few_shapes(target, 
     """The graphs that a GPU gets, run by PyTorch's own operators: no compiler is needed here."""
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     config = drafting.draft_config(
-        target.config, mask=target.mask_token(None), feature_layers=(0, 1, 2), block=4, layers=3, intermediate=32
+        target.config,
+        mask=target.mask_token(None),
+        feature_layers=(0, 1, 2),
+        block=4,
+        layers=3,
+        intermediate=32,
     )
     torch.manual_seed(0)
     plain, compiled = drafting.Drafter(config), drafting.Drafter(config)
@@ -232,12 +239,60 @@ def test_compiled_pieces_learn_the_same_and_are_compiled_for_few_shapes(target, 
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+def test_questions_are_the_different_ones_that_ended(target):
+    end = next(iter(target.end_ids))
+    opening = target.opening_ids()
+    assert opening
+    whole = target.prompt_ids({"kind": "question", "text": "What is a list?"})
+    assert whole[: len(opening)] == opening
+    said = [target.tokenizer(text)["input_ids"] for text in ("What is a list?", "How is a file closed?")]
+    calls = []
+
+    def answer(prompts, temperatures, new_tokens):
+        calls.append(len(prompts))
+        assert all(prompt == opening for prompt in prompts)
+        return [said[0] + [end], said[0] + [end], said[1] + [end], said[1][:-1], [end]][: len(prompts)]
+
+    made = questions.ask(answer, 2, target, 13, 5)
+    assert sorted(calls) == [3, 5, 5]
+    assert [prompt["text"] for prompt in made] == ["What is a list?", "How is a file closed?"]
+    assert {prompt["kind"] for prompt in made} == {"question"}
+
+
+def test_a_loss_that_is_no_number_ends_the_training_and_is_not_kept(target, model, tmp_path):
+    drafter = new_drafter(target)
+
+    def loss_of(step: int, progress: float) -> torch.Tensor:
+        return sum(p.sum() for p in drafter.parameters()) * (math.nan if step >= 17 else 1.0)
+
+    budget = fitting.Budget(100, 10.0)
+    with pytest.raises(SystemExit, match="the loss is nan at step 34"):
+        fitting.fit("t", drafter, loss_of, muon(drafter, 0.02, "cpu"), budget, tmp_path / "c.pt", "cpu")
+    assert not (tmp_path / "c.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(["--device", "tpu"], ["--layers", "0"], ["--block", "1"], ["--longest", "0"]),
+        *(["--batch-rows", "0"], ["--minutes", "nan"], ["--target", "nowhere"], ["--prompts", "few"]),
+    ],
+)
+def test_what_no_run_can_be_asked_is_one_line(wrong, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["t", "--target", str(TARGET), "--out", "x", *wrong])
+    with pytest.raises(SystemExit) as raised:
+        drafter_arguments.parse()
+    assert raised.value.code == 2
+    assert wrong[0] in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_own_text_goes_on_where_it_ended(target, model, tmp_path, monkeypatch):
     groups = [[target.tokenizer(text)["input_ids"]] for text in ("def a", "def b", "def c")]
 
     def write(until: float) -> None:
-        answerer = answers.PlainAnswers(lambda: model, target.end_ids, "cpu")
-        sampled_text.write_own_text(answerer, groups, tmp_path, 16, minutes=5, until=until)
+        began = time.time()
+        with answers.PlainAnswers(lambda: model, target.end_ids, "cpu") as answer:
+            sampled_text.write_own_text(answer, 1, groups, tmp_path, 16, minutes=5, until=until, began=began)
 
     with pytest.raises(fitting.Unfinished, match="0 of 3"):
         write(until=0)

@@ -1,0 +1,83 @@
+"""The command line of train_drafter.py: defaults are those of 20 minutes on one H200."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from sampled_text import SHORTEST
+
+BENCH_PROMPTS = sorted(Path(__file__).parent.parent.glob("bench_prompts*.json"))
+
+
+def positive(kind: type, least: int | None = None) -> Callable[[str], int | float]:
+    """A parser of numbers above zero, or of `least` at least."""
+
+    def number(text: str) -> int | float:
+        value = kind(text)
+        if value < least if least is not None else not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(
+                f"{text} is not " + ("above 0" if least is None else f"{least} or more")
+            )
+        return value
+
+    number.__name__ = "number"  # what argparse calls it in `invalid number value: 'x'`
+    return number
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Train a DFlash drafter for any Hugging Face target, and measure what it is worth.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--target", type=Path, required=True, help="the target's Hugging Face folder")
+    parser.add_argument("--out", type=Path, required=True, help="results and checkpoints go here")
+    parser.add_argument("--name", help="what the model card calls the target; its folder's name by default")
+    parser.add_argument(
+        "--minutes", type=positive(float), default=25.0, help="of own text and training together"
+    )
+    parser.add_argument("--run-minutes", type=positive(float), default=9.5, help="end this run after so long")
+    has_gpu = torch.cuda.is_available()
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if has_gpu else "cpu")
+    drafter = parser.add_argument_group("drafter")
+    drafter.add_argument("--block", type=positive(int, 2), default=16)
+    drafter.add_argument("--layers", type=positive(int), default=5)
+    drafter.add_argument("--intermediate", type=positive(int), default=1024, help="width of its MLPs")
+    drafter.add_argument("--features", type=positive(int), default=5, help="target layers it sees")
+    drafter.add_argument("--mask-token", help="a special token without a role; found by itself")
+    own = parser.add_argument_group("the target's own text")
+    own.add_argument(
+        "--answers",
+        choices=("sglang", "plain"),
+        help="who writes it: SGLang if it is installed, or plain PyTorch",
+    )
+    own.add_argument("--prompts", type=positive(int), default=16_000, help="made from parts and free text")
+    own.add_argument("--questions", type=positive(int, 0), default=24_000, help="that it makes up itself")
+    own.add_argument(
+        "--own-tokens", type=positive(int, SHORTEST), default=384, help="new tokens an answer, at most"
+    )
+    own.add_argument(
+        "--batch-tokens", type=positive(int), default=200_000, help="prompts and answers of a batch"
+    )
+    own.add_argument("--batch-rows", type=positive(int), default=256)
+    own.add_argument("--longest", type=positive(int), default=4096, help="tokens of a prompt, at most")
+    training = parser.add_argument_group("training")
+    training.add_argument("--steps", type=positive(int), default=100_000, help="stop after so many steps")
+    training.add_argument("--step-tokens", type=positive(int), default=65_536, help="tokens of text a step")
+    training.add_argument("--step-blocks", type=positive(int), default=2048, help="blocks a step")
+    training.add_argument("--peak", type=positive(float), default=0.02, help="learning rate of Muon")
+    judging = parser.add_argument_group("evaluation")
+    judging.add_argument("--eval-prompts", type=Path, nargs="+", default=BENCH_PROMPTS)
+    judging.add_argument(
+        "--eval-count", type=positive(int), default=1000, help="prompts of each kind, at most"
+    )
+    judging.add_argument("--eval-tokens", type=positive(int), default=192, help="new tokens a prompt")
+    args = parser.parse_args()
+    if args.device == "cuda" and not has_gpu:
+        parser.error("--device cuda: PyTorch sees no GPU; --device cpu does without")
+    if not (args.target / "config.json").is_file():
+        parser.error(f"--target: no config.json in {args.target}")
+    return args
