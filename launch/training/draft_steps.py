@@ -66,7 +66,8 @@ class DraftSteps:
         longest = self._texts.sizes.argmax()[None]
         torch.cuda.reset_peak_memory_stats()
         with autocast(self._device):
-            loss = self._loss(plan_epoch(self._texts.sizes, longest, *self._size, self._device)[0], False)
+            (plan,) = plan_epoch(self._texts.row_lengths, longest, *self._size, self._device)
+            loss = self._loss(plan, False)
         loss.backward()
         self._drafter.zero_grad(set_to_none=True)
 

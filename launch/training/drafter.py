@@ -217,13 +217,9 @@ class Drafter(nn.Module):
         Attention stays outside, and every shape is compiled for itself: steps have few (text_batches.py).
         """
 
-        def compiled(piece):
-            return torch.compile(piece, dynamic=False, backend=backend)
-
-        for layer in self.layers:
-            layer.project, layer.finish = compiled(layer.project), compiled(layer.finish)
-            layer.project_context = compiled(layer.project_context)
-        self.read, self.settle = compiled(self.read), compiled(self.settle)
+        pieces = [(layer, name) for layer in self.layers for name in ("project", "project_context", "finish")]
+        for module, name in [*pieces, (self, "read"), (self, "settle")]:
+            setattr(module, name, torch.compile(getattr(module, name), dynamic=False, backend=backend))
 
 
 def block_mask(anchors: torch.Tensor, length: int, block: int) -> torch.Tensor:

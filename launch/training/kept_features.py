@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from targets import features
-from text_batches import Batch, Texts, row_length
+from text_batches import Batch, Texts
 
 GPU_SHARE = 0.8  # of what a step leaves free
 CPU_SHARE = 0.25  # of free memory, as others live there too
@@ -24,7 +24,7 @@ class KeptFeatures:
     def __init__(self, target, layers: Sequence[int], texts: Texts) -> None:
         self.count = 0
         self._target, self._layers, self._texts = target, layers, texts
-        self._kept: torch.Tensor | None = None
+        self._kept = torch.empty(0)
 
     @torch.no_grad()
     def of(self, batch: Batch, is_kept: bool) -> torch.Tensor:
@@ -44,7 +44,8 @@ class KeptFeatures:
         self._kept = torch.empty(tokens, width, dtype=target.dtype, device=texts.device)
         for rows in self._groups(batch_tokens):
             sizes, begins = texts.sizes[rows].tolist(), (texts.ends - texts.sizes)[rows].tolist()
-            ids = torch.zeros(len(rows), row_length(max(sizes)), dtype=torch.int64, device=texts.device)
+            longest = max(texts.row_lengths[row] for row in rows)
+            ids = torch.zeros(len(rows), longest, dtype=torch.int64, device=texts.device)
             for row, (begin, size) in enumerate(zip(begins, sizes, strict=True)):
                 ids[row, :size] = texts.tokens[begin : begin + size]
             found = features(target, ids, self._layers)
@@ -62,7 +63,7 @@ class KeptFeatures:
         """The kept texts' indices, neighbours in length together."""
         group: list[int] = []
         for index in self._texts.sizes[: self.count].argsort().tolist():
-            length = row_length(int(self._texts.sizes[index]))
+            length = self._texts.row_lengths[index]
             if group and (len(group) + 1) * length > batch_tokens:
                 yield group
                 group = []

@@ -1,8 +1,8 @@
 """The steps' batches: texts drawn in epochs and gathered on the device, in shapes of which there are few.
 
-Texts of nearly one length share a batch of S rows of T tokens with n blocks each. T is 2^k or 3 * 2^(k - 1), S
-is a power of two, and S * n is the same in all of them, so S * T takes two values (and those of texts longer
-than a step): whoever compiles for a shape compiles twice. Nothing waits for the host but the plan of an epoch.
+Texts of nearly one length share a batch of S rows of T tokens with n blocks each. T is 2^k or 3 * 2^(k - 1),
+S is a power of two, and S * n is the same in all of them, so S * T takes two values (and those of texts past
+a step): whoever compiles for a shape compiles twice. Nothing waits for the host but an epoch's plan.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Texts:
         texts = [texts[index] for index in order]
         self.sizes = torch.tensor([len(ids) for _, ids in texts])  # int64 [texts], on the host
         self.ends = self.sizes.cumsum(0)  # the same
+        self.row_lengths = [row_length(size) for size in self.sizes.tolist()]
         self.tokens = torch.cat([torch.tensor(ids) for _, ids in texts]).to(device)  # int64 [tokens]
         self.begins = (self.ends - self.sizes).to(device)  # int64 [texts]
         self.lengths = self.sizes.to(device)  # int64 [texts]
@@ -79,16 +80,16 @@ def shape(length: int, step_tokens: int, step_blocks: int) -> tuple[int, int]:
 
 
 def plan_epoch(
-    sizes: torch.Tensor, members: torch.Tensor, step_tokens: int, step_blocks: int, device: str
+    row_lengths: Sequence[int], members: torch.Tensor, step_tokens: int, step_blocks: int, device: str
 ) -> list[Plan]:
-    """Each of `members` (indices into `sizes`) once, in batches of random order and company.
+    """Each of `members` (indices into `row_lengths`) once, in batches of random order and company.
 
     Those that fill no batch of their length join the next longer ones; the last batch, of the longest, is
     filled up with texts that come twice.
     """
     by_length: dict[int, list[int]] = {}
     for index in members[torch.randperm(len(members))].tolist():
-        by_length.setdefault(row_length(int(sizes[index])), []).append(index)
+        by_length.setdefault(row_lengths[index], []).append(index)
     chosen: list[tuple[list[int], int, int]] = []
     left: list[int] = []
     for length in sorted(by_length):
@@ -113,7 +114,7 @@ def endless(texts: Texts, kept: int, step_tokens: int, step_blocks: int) -> Iter
             (plan, is_kept)
             for members, is_kept in groups
             if len(members)
-            for plan in plan_epoch(texts.sizes, members, step_tokens, step_blocks, texts.device)
+            for plan in plan_epoch(texts.row_lengths, members, step_tokens, step_blocks, texts.device)
         ]
         for index in torch.randperm(len(plans)).tolist():
             yield plans[index]

@@ -124,7 +124,7 @@ def test_anchors_lie_in_the_answers_and_have_a_token_after_them():
     texts = texts_of([5, 9, 30, 31, 200])
     for seed in range(50):
         torch.manual_seed(seed)
-        for plan in text_batches.plan_epoch(texts.sizes, torch.arange(5), 512, 16, "cpu"):
+        for plan in text_batches.plan_epoch(texts.row_lengths, torch.arange(5), 512, 16, "cpu"):
             batch = texts.gather(plan)
             assert (batch.anchors >= 3).all()
             assert (batch.anchors <= batch.lengths[:, None] - 2).all()
@@ -137,15 +137,15 @@ def test_anchors_come_to_every_place_of_an_answer():
     texts = texts_of([40])
     seen = set()
     for _ in range(200):
-        (plan,) = text_batches.plan_epoch(texts.sizes, torch.arange(1), 128, 4, "cpu")
+        (plan,) = text_batches.plan_epoch(texts.row_lengths, torch.arange(1), 128, 4, "cpu")
         seen |= set(texts.gather(plan).anchors.flatten().tolist())
     assert seen == set(range(3, 39))
 
 
 def test_an_epoch_holds_every_text_once_in_few_shapes():
     sizes = torch.randint(10, 3000, (500,), generator=torch.Generator().manual_seed(1))
-    members = torch.arange(100, 500)
-    plans = text_batches.plan_epoch(sizes, members, 8192, 64, "cpu")
+    members, row_lengths = torch.arange(100, 500), [text_batches.row_length(size) for size in sizes.tolist()]
+    plans = text_batches.plan_epoch(row_lengths, members, 8192, 64, "cpu")
     found = [index for plan in plans for index in plan.texts.tolist()]
     assert set(found) == set(members.tolist())
     # Only the batch of the longest is filled up.
@@ -153,7 +153,7 @@ def test_an_epoch_holds_every_text_once_in_few_shapes():
     assert all(sizes[plan.texts].max() <= plan.length for plan in plans)
     assert {len(plan.texts) * plan.length for plan in plans} == {8192, 6144}
     assert {len(plan.texts) * plan.blocks for plan in plans} == {64}
-    again = text_batches.plan_epoch(sizes, members, 8192, 64, "cpu")
+    again = text_batches.plan_epoch(row_lengths, members, 8192, 64, "cpu")
     assert [index for plan in again for index in plan.texts.tolist()] != found
 
 
@@ -216,7 +216,7 @@ def test_compiled_pieces_learn_the_same_and_are_compiled_for_few_shapes(target, 
     )
     shapes = set()
     for index in (0, 1, 3, 4):
-        (plan,) = text_batches.plan_epoch(texts.sizes, torch.tensor([index]), 512, 8, "cpu")
+        (plan,) = text_batches.plan_epoch(texts.row_lengths, torch.tensor([index]), 512, 8, "cpu")
         batch = texts.gather(plan)
         shapes.add(batch.ids.shape)
         context = targets.features(model, batch.ids, (0, 1, 2)).detach()
