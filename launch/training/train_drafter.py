@@ -173,6 +173,8 @@ class Run:
         if "evaluation" in self.report:
             return
         self.check_time("evaluation")
+        if self.device == "cuda":
+            torch.cuda.empty_cache()  # what training held is free, and is given back
         config = json.loads((self.args.out / "draft_config.json").read_text())
         model = self.target.model()
         texts = self.greedy_texts(model)

@@ -4,10 +4,12 @@ import json
 import math
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sglang_ddtree_patch import model_catalog
 
@@ -17,6 +19,7 @@ sys.path.insert(0, str(REPOSITORY / "launch" / "training"))
 
 import acceptance  # noqa: E402
 import answers  # noqa: E402
+import draft_steps  # noqa: E402
 import drafter as drafting  # noqa: E402
 import drafter_arguments  # noqa: E402
 import fit as fitting  # noqa: E402
@@ -72,6 +75,18 @@ def test_a_block_sees_what_stands_before_its_anchor_and_nothing_after(target, mo
     # Sequences and blocks side by side give what each gives alone.
     alone = drafter(context[1:], ids[1:], anchors[1:, 1:], table)
     assert torch.allclose(alone[0, 0], before[1, 1], atol=1e-5)
+
+
+def test_the_committed_drafter_is_as_good_here_as_on_a_server(target, model):
+    folder = model_catalog.path("tiny-gqa") / "draft"
+    drafter = drafting.Drafter(json.loads((folder / "config.json").read_text()))
+    drafter.load_state_dict({k: v.float() for k, v in load_file(folder / "model.safetensors").items()})
+    prompt = target.tokenizer("def close(self):\n    '''")["input_ids"]
+    ids = targets.greedy(model, torch.tensor([prompt]), 112)[0].tolist()
+    text = acceptance.Text("code", ids, len(prompt), len(prompt) + 96)
+    found = acceptance.evaluate(model, drafter.eval(), [text], (0, 1, 2), "cpu")["accept_length"]["all"]
+    assert found["chain"] == pytest.approx(1.711, abs=0.1)
+    assert found["tree_32"] == pytest.approx(2.3, abs=0.1)
 
 
 def test_positions_past_a_text_and_tokens_of_padding_count_nothing(target, model):
@@ -331,6 +346,22 @@ def test_training_lowers_the_loss_and_goes_on_from_its_checkpoint(target, model,
     outcome = run(102)
     assert outcome.steps == 102
     assert outcome.loss < 0.5 * first
+
+
+def test_steps_lower_the_loss_and_leave_no_hidden_states_behind(target, model, tmp_path, capsys):
+    torch.manual_seed(0)
+    drafter = new_drafter(target)
+    texts = [(2, torch.randint(8, 40, (size,)).tolist()) for size in (20, 40, 90, 200)]
+    steps = draft_steps.DraftSteps(drafter, model, (0, 1, 2), texts, 512, 16, "cpu")
+    first, alive = steps(0, 0.0).item(), weakref.ref(steps)
+    optimizers, budget = muon(drafter, 0.02, "cpu"), fitting.Budget(51, 10.0, warmup=5)
+    outcome = fitting.fit("t", drafter, steps, optimizers, budget, tmp_path / "c.pt", "cpu", drafted=48)
+    assert outcome.loss < 0.9 * first
+    said = capsys.readouterr().out
+    assert "4 of 4 texts are kept" in said
+    assert "drafted tokens/s" in said
+    del steps
+    assert alive() is None  # at once, without a garbage collection
 
 
 def test_accept_lengths_are_those_of_the_papers_trees():
