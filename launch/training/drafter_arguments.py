@@ -37,7 +37,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="results and checkpoints go here")
     parser.add_argument("--name", help="what the model card calls the target; its folder's name by default")
     parser.add_argument(
-        "--minutes", type=positive(float), default=25.0, help="of own text and training together"
+        "--minutes", type=positive(float), default=20.0, help="of own text and training together"
     )
     parser.add_argument("--run-minutes", type=positive(float), default=9.5, help="end this run after so long")
     has_gpu = torch.cuda.is_available()
