@@ -55,6 +55,10 @@ class TokenTree:
     def width(self) -> int:
         return self.tokens.shape[1]
 
+    def first(self, batch: int) -> TokenTree:
+        """The trees of the first ``batch`` requests, in the same memory."""
+        return TokenTree(**{name: None if it is None else it[:batch] for name, it in vars(self).items()})
+
     def narrowed(self, width: int) -> TokenTree:
         """The tree of the best ``width`` rows, which are the first ones: rows stand best first."""
         if width == self.width:

@@ -22,6 +22,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.contract_check import installed_release
+from sglang_ddtree_patch.draft_graph import RecordedTree
 from sglang_ddtree_patch.draft_prefix import DraftPrefix, recent_prefix, whole_prefix
 from sglang_ddtree_patch.kernels.candidates import top_log_probs
 from sglang_ddtree_patch.kernels.device import has_kernels
@@ -34,6 +35,8 @@ class Candidates:
 
     tokens: torch.Tensor  # [batch, draft - 1, candidates] int64
     log_probs: torch.Tensor  # [batch, draft - 1, candidates] float32
+    # Their tree of the largest width, where the drafter's CUDA graph has built it already.
+    built: RecordedTree | None = None
 
 
 def draft_candidates(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSizes) -> Candidates:
@@ -59,11 +62,23 @@ def draft_candidates(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSiz
     forward_batch = _block_forward_batch(worker, batch, slots, prefix, sizes)
     plan.bind(forward_batch, reader, cols=sizes.columns(sizes.draft))
     with torch.inference_mode(), draft_tp_context(installed_release().draft_layout(worker)):
-        hidden = worker.draft_model_runner.forward(forward_batch).logits_output.hidden_states
-        hidden = hidden.view(len(batch.seq_lens), sizes.draft, -1)[:, 1:]
-        tokens, log_probs = head_candidates(hidden.flatten(0, 1), worker.draft_head, sizes.candidates)
+        drafted = worker.draft_model_runner.forward(forward_batch)
+        hidden = drafted.logits_output.hidden_states
+        if drafted.can_run_graph:
+            built = worker.recorded_trees.of(hidden, len(batch.seq_lens))
+            if built is not None:
+                return Candidates(built.candidate_tokens, built.log_probs, built)
+        return Candidates(*block_candidates(hidden, worker.draft_head, sizes))
+
+
+def block_candidates(
+    hidden: torch.Tensor, head: Any, sizes: BlockSizes
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Candidates behind the root of every block, from the drafter's ``hidden`` [batch * draft, size]."""
+    hidden = hidden.view(-1, sizes.draft, hidden.shape[-1])[:, 1:]
+    tokens, log_probs = head_candidates(hidden.flatten(0, 1), head, sizes.candidates)
     shape = (*hidden.shape[:2], sizes.candidates)
-    return Candidates(tokens=tokens.view(shape), log_probs=log_probs.view(shape))
+    return tokens.view(shape), log_probs.view(shape)
 
 
 def head_candidates(hidden: torch.Tensor, head: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,6 +92,11 @@ def head_candidates(hidden: torch.Tensor, head: Any, count: int) -> tuple[torch.
         return top_log_probs(hidden.to(weight.dtype) @ weight.T, count)
     tokens, logits, partition = candidate_topk(hidden, head, count, with_partition=True)
     return tokens, logits.float() - partition.float()[:, None]
+
+
+def can_record(worker: Any) -> bool:
+    """Whether candidates and tree may be recorded into the drafter's CUDA graphs, whose scope this runs in."""
+    return has_kernels(worker.device) and _is_whole_and_plain(worker.draft_head)
 
 
 def _is_whole_and_plain(head: Any) -> bool:

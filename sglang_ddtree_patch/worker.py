@@ -32,7 +32,8 @@ from sglang_ddtree_patch.commit import TargetKVCommit, feed_drafter
 from sglang_ddtree_patch.contract_check import installed_release
 from sglang_ddtree_patch.custom_processors import CustomProcessors
 from sglang_ddtree_patch.draft_prefix import verify_host_bound
-from sglang_ddtree_patch.draft_step import draft_candidates
+from sglang_ddtree_patch.draft_graph import RecordedTrees
+from sglang_ddtree_patch.draft_step import block_candidates, can_record, draft_candidates
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.grammar_tree import GrammarOnTree
 from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
@@ -76,7 +77,8 @@ class DDTreeWorker(DFlashWorkerV2):
         self._processors = CustomProcessors()
         is_chosen = widths_are_chosen()
         self._width = ChosenWidth(self.sizes, self.device) if is_chosen else FixedWidth(self.sizes)
-        self._clock = RoundClock(self.device, is_running=is_chosen or get_observability().enable_metrics)
+        self._has_metrics = get_observability().enable_metrics
+        self._clock = RoundClock(self.device, is_running=is_chosen or self._has_metrics)
         # Schedulers and metrics read the verify width here; the parent set the drafter's block.
         self.speculative_num_draft_tokens = self.sizes.width
 
@@ -115,7 +117,17 @@ class DDTreeWorker(DFlashWorkerV2):
         self._graphs = VerifyGraphs(self.target_worker.model_runner, self._width.widths)
 
     def _maybe_build_draft_sampler(self) -> None:
-        """No argmax inside the draft graph: a tree needs the candidates behind the hidden states."""
+        """No argmax inside the drafter's graphs, but candidates and tree. Called before they are captured."""
+        if can_record(self):
+            self.draft_model_runner.capture_tail_hooks.append(self.recorded_trees.record)
+
+    @functools.cached_property
+    def recorded_trees(self) -> RecordedTrees:
+        return RecordedTrees(
+            lambda hidden: block_candidates(hidden, self.draft_head, self.sizes),
+            self._width.expected,
+            self.sizes.widest,
+        )
 
     def _validate_phase1_sampling_support(self, batch: Any) -> None:
         """No word of a greedy fallback: every row is sampled by the target's own rule (target_choice.py)."""
@@ -194,7 +206,8 @@ class DDTreeWorker(DFlashWorkerV2):
             routed_experts_output=result.routed_experts_output,
             indexer_topk_output=result.indexer_topk_output,
             width=sizes.width,
-            node_counts=tree.node_counts if self._clock.is_running else None,
+            # A copy, as of `expected`: they may be the graph's own.
+            node_counts=tree.node_counts.clone() if self._has_metrics else None,
             times=times,
             context=context,
             expected=expected,
@@ -210,8 +223,14 @@ class DDTreeWorker(DFlashWorkerV2):
             return root_only_tree(roots, sizes.width, prefix_lens), None
         candidates = draft_candidates(self, batch, slots, sizes)
         times.mark("draft")
-        tree = build_token_tree(roots, candidates.tokens, candidates.log_probs, sizes.widest, prefix_lens)
-        expected = self._width.expected(tree)
+        if candidates.built is not None:
+            tree, expected = candidates.built.tree, candidates.built.expected
+            if expected is not None:
+                # Copied to the host on a stream of SGLang's that the next replay does not wait for.
+                expected = expected.clone()
+        else:
+            tree = build_token_tree(roots, candidates.tokens, candidates.log_probs, sizes.widest, prefix_lens)
+            expected = self._width.expected(tree)
         tree = tree.narrowed(sizes.width)
         times.mark("tree")
         return tree, expected
