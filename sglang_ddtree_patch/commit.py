@@ -7,14 +7,16 @@ is stored rotated, so moving row ``a_k`` to offset ``k`` is all it takes. Paths 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from sglang_ddtree_patch.kernels.accept import AcceptedPath
+from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.device import has_kernels
+from sglang_ddtree_patch.kernels.tree import TokenTree
 from sglang_ddtree_patch.slots import RoundSlots
 
 
@@ -34,6 +36,11 @@ class TargetKVCommit:
             from sglang_ddtree_patch.kernels.commit import RowBuffers
 
             self._parts = [RowBuffers.of(part) for part in buffers]
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether moves may be recorded into a CUDA graph: those of ours, which are one launch."""
+        return self._parts is not None
 
     def __call__(self, slots: torch.Tensor, accepted: AcceptedPath) -> None:
         """Move the accepted rows' KV, all layers, to the front of each request's block.
@@ -90,21 +97,65 @@ def path_hidden_states(hidden_states: torch.Tensor, accepted: AcceptedPath) -> t
     return hidden_states[accepted.block_rows.flatten()]
 
 
-def feed_drafter(worker: Any, slots: RoundSlots, hidden_states: torch.Tensor, accepted: AcceptedPath) -> None:
-    """Write the drafter's KV of the committed positions from the target's hidden states.
+@dataclass(frozen=True)
+class VerifiedBlock:
+    """The blocks of a batch behind their verify: what was tried, and where it lies."""
+
+    tokens: torch.Tensor  # [batch, width] int64
+    parents: torch.Tensor  # [batch, width] int64
+    prefix_lens: torch.Tensor  # [batch], committed lengths
+    slots: torch.Tensor  # [batch, at least width] int64, contiguous: slots of the block in the target's pool
+    draft_slots: torch.Tensor  # [batch, path] int64, contiguous: of its front, in the drafter's pool
+    positions: torch.Tensor  # [batch * path] int64, of the front
+    hidden_states: torch.Tensor  # [at least batch * width, size]
+
+
+def commit_block(
+    worker: Any, move_rows: TargetKVCommit, block: VerifiedBlock, predictions: torch.Tensor
+) -> AcceptedPath:
+    """Walk the trees along ``predictions`` [batch, width], move the accepted rows' KV, feed the drafter.
+
+    Shapes alone decide what is launched, so all of it may be recorded into a CUDA graph.
 
     Args:
         worker: the DFLASH worker that owns the draft model (`DDTreeWorker`).
-        slots: of the round.
-        hidden_states: as for `path_hidden_states`.
-        accepted: the walks.
+        move_rows: of the target's pool.
+        block: what verify left.
+        predictions: the target's token after every row.
     """
-    path = accepted.rows.shape[1]
-    written = worker._draft_write_ids(slots.plan).view(-1, worker.sizes.slots)[:, :path].contiguous()
+    path = block.draft_slots.shape[1]
+    accepted = accept_greedy(block.tokens, block.parents, predictions, path, block.prefix_lens)
+    move_rows(block.slots, accepted)
     worker._append_target_hidden_to_draft_kv_by_loc(
-        target_hidden=path_hidden_states(hidden_states, accepted),
-        cache_loc=written.flatten(),
-        cache_loc_2d=written,
-        positions=slots.positions[:, :path].flatten(),
+        target_hidden=path_hidden_states(block.hidden_states, accepted),
+        cache_loc=block.draft_slots.flatten(),
+        cache_loc_2d=block.draft_slots,
+        positions=block.positions,
         commit_lens=accepted.commit_lengths,
+    )
+    return accepted
+
+
+def planned_block(
+    worker: Any, tree: TokenTree, slots: RoundSlots, prefix_lens: torch.Tensor, hidden_states: torch.Tensor
+) -> VerifiedBlock:
+    """The blocks of a round as it was planned.
+
+    Args:
+        worker: the `DDTreeWorker`.
+        tree: what was verified.
+        slots: of the round.
+        prefix_lens: [batch], committed lengths.
+        hidden_states: that the verify left.
+    """
+    sizes, translator = worker.sizes, worker.model_runner.kv_index_translator
+    path = sizes.of_width(tree.width).path
+    return VerifiedBlock(
+        tokens=tree.tokens,
+        parents=tree.parents,
+        prefix_lens=prefix_lens,
+        slots=slots.plan.write_ids(translator).view(-1, sizes.slots),
+        draft_slots=worker._draft_write_ids(slots.plan).view(-1, sizes.slots)[:, :path].contiguous(),
+        positions=slots.positions[:, :path].flatten(),
+        hidden_states=hidden_states,
     )

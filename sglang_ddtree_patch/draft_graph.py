@@ -26,6 +26,10 @@ class RecordedTree:
     tree: TokenTree  # of the largest width
     expected: torch.Tensor | None  # [batch, widths] float32, where widths are chosen
 
+    def expectation(self) -> torch.Tensor | None:
+        """`expected`, to be read on the host: SGLang copies it while the next round may write here anew."""
+        return None if self.expected is None else self.expected.clone()
+
     def first(self, batch: int) -> RecordedTree:
         """The same memory, of the first ``batch`` requests."""
         return RecordedTree(
@@ -76,7 +80,7 @@ class RecordedTrees:
         """What the graph that has just left ``hidden_states`` recorded of its first ``requests`` requests."""
         if requests not in self._views:
             sizes = sorted(self._recorded)
-            place = bisect.bisect_left(sizes, requests)  # the graph of the next larger batch is the one to run
+            place = bisect.bisect_left(sizes, requests)  # the next larger graph is the one that ran
             if place == len(sizes):
                 return None
             hidden, recorded = self._recorded[sizes[place]]

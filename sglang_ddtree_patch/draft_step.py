@@ -22,10 +22,10 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.contract_check import installed_release
-from sglang_ddtree_patch.draft_graph import RecordedTree
 from sglang_ddtree_patch.draft_prefix import DraftPrefix, recent_prefix, whole_prefix
 from sglang_ddtree_patch.kernels.candidates import top_log_probs
 from sglang_ddtree_patch.kernels.device import has_kernels
+from sglang_ddtree_patch.kernels.tree import TokenTree
 from sglang_ddtree_patch.slots import RoundSlots
 
 
@@ -35,8 +35,8 @@ class Candidates:
 
     tokens: torch.Tensor  # [batch, draft - 1, candidates] int64
     log_probs: torch.Tensor  # [batch, draft - 1, candidates] float32
-    # Their tree of the largest width, where the drafter's CUDA graph has built it already.
-    built: RecordedTree | None = None
+    # Their tree of the largest width, where the drafter's CUDA graph has built it already,
+    built: tuple[TokenTree, torch.Tensor | None] | None = None  # and what each width may expect of it
 
 
 def draft_candidates(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSizes) -> Candidates:
@@ -67,16 +67,15 @@ def draft_candidates(worker: Any, batch: Any, slots: RoundSlots, sizes: BlockSiz
         if drafted.can_run_graph:
             built = worker.recorded_trees.of(hidden, len(batch.seq_lens))
             if built is not None:
-                return Candidates(built.candidate_tokens, built.log_probs, built)
-        return Candidates(*block_candidates(hidden, worker.draft_head, sizes))
+                return Candidates(built.candidate_tokens, built.log_probs, (built.tree, built.expectation()))
+        return Candidates(*block_candidates(worker, hidden))
 
 
-def block_candidates(
-    hidden: torch.Tensor, head: Any, sizes: BlockSizes
-) -> tuple[torch.Tensor, torch.Tensor]:
+def block_candidates(worker: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Candidates behind the root of every block, from the drafter's ``hidden`` [batch * draft, size]."""
+    sizes = worker.sizes
     hidden = hidden.view(-1, sizes.draft, hidden.shape[-1])[:, 1:]
-    tokens, log_probs = head_candidates(hidden.flatten(0, 1), head, sizes.candidates)
+    tokens, log_probs = head_candidates(hidden.flatten(0, 1), worker.draft_head, sizes.candidates)
     shape = (*hidden.shape[:2], sizes.candidates)
     return tokens.view(shape), log_probs.view(shape)
 
@@ -95,7 +94,7 @@ def head_candidates(hidden: torch.Tensor, head: Any, count: int) -> tuple[torch.
 
 
 def can_record(worker: Any) -> bool:
-    """Whether candidates and tree may be recorded into the drafter's CUDA graphs, whose scope this runs in."""
+    """Whether candidates and tree may be recorded into the drafter's CUDA graphs; asked in their scope."""
     return has_kernels(worker.device) and _is_whole_and_plain(worker.draft_head)
 
 
@@ -126,8 +125,8 @@ def _block_forward_batch(
     count, device = len(batch.seq_lens), worker.device
     embed = unwrap_lora_layer(worker.target_worker.model_runner.model.get_input_embeddings())
     input_embeds = embed(slots.block_ids)
-    if worker.noise_embed_scale != 1.0:
-        input_embeds = input_embeds * worker.noise_embed_scale
+    if worker._noise_embed_scale != 1.0:
+        input_embeds = input_embeds * worker._noise_embed_scale
     return ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=count,
@@ -141,7 +140,7 @@ def _block_forward_batch(
         input_embeds=input_embeds.flatten(0, 1),
         # The draft model runs as DFLASH does: a block verify without a causal mask.
         spec_algorithm=SpeculativeAlgorithm.DFLASH,
-        spec_info=worker.draft_block_spec_info,
+        spec_info=worker._draft_block_spec_info,
         capture_hidden_mode=CaptureHiddenMode.NULL,
         num_token_non_padded=(
             torch.full((), count * sizes.draft, dtype=torch.int32, device=device)

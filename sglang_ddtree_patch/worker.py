@@ -28,15 +28,16 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_ddtree_patch.block import BlockSizes
-from sglang_ddtree_patch.commit import TargetKVCommit, feed_drafter
+from sglang_ddtree_patch.commit import TargetKVCommit, commit_block, planned_block
+from sglang_ddtree_patch.commit_graphs import CommitGraphs
 from sglang_ddtree_patch.contract_check import installed_release
 from sglang_ddtree_patch.custom_processors import CustomProcessors
-from sglang_ddtree_patch.draft_prefix import verify_host_bound
 from sglang_ddtree_patch.draft_graph import RecordedTrees
+from sglang_ddtree_patch.draft_prefix import verify_host_bound
 from sglang_ddtree_patch.draft_step import block_candidates, can_record, draft_candidates
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.grammar_tree import GrammarOnTree
-from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
+from sglang_ddtree_patch.kernels.accept import AcceptedPath
 from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree, root_only_tree
 from sglang_ddtree_patch.penalty_history import PenaltyHistory
 from sglang_ddtree_patch.rehearsal import rehearse_small_steps
@@ -79,24 +80,16 @@ class DDTreeWorker(DFlashWorkerV2):
         self._width = ChosenWidth(self.sizes, self.device) if is_chosen else FixedWidth(self.sizes)
         self._has_metrics = get_observability().enable_metrics
         self._clock = RoundClock(self.device, is_running=is_chosen or self._has_metrics)
+        self.recorded_trees = RecordedTrees(
+            functools.partial(block_candidates, self), self._width.expected, self.sizes.widest
+        )
+        self._commit_graphs = CommitGraphs(self)
         # Schedulers and metrics read the verify width here; the parent set the drafter's block.
         self.speculative_num_draft_tokens = self.sizes.width
 
     def _draft_width(self) -> contextlib.AbstractContextManager:
         """A scope where SGLang's one width is the drafter's block, as all of the parent's set-up reads it."""
         return get_spec().override(speculative_num_draft_tokens=self.sizes.draft)
-
-    @property
-    def mask_token_id(self) -> int:
-        return int(self._mask_token_id)
-
-    @property
-    def noise_embed_scale(self) -> float:
-        return self._noise_embed_scale
-
-    @property
-    def draft_block_spec_info(self) -> Any:
-        return self._draft_block_spec_info
 
     @property
     def draft_head(self) -> Any:
@@ -115,19 +108,12 @@ class DDTreeWorker(DFlashWorkerV2):
         with self._draft_width():
             super().init_cuda_graphs()
         self._graphs = VerifyGraphs(self.target_worker.model_runner, self._width.widths)
+        self._commit_graphs.capture()
 
     def _maybe_build_draft_sampler(self) -> None:
         """No argmax inside the drafter's graphs, but candidates and tree. Called before they are captured."""
         if can_record(self):
             self.draft_model_runner.capture_tail_hooks.append(self.recorded_trees.record)
-
-    @functools.cached_property
-    def recorded_trees(self) -> RecordedTrees:
-        return RecordedTrees(
-            lambda hidden: block_candidates(hidden, self.draft_head, self.sizes),
-            self._width.expected,
-            self.sizes.widest,
-        )
 
     def _validate_phase1_sampling_support(self, batch: Any) -> None:
         """No word of a greedy fallback: every row is sampled by the target's own rule (target_choice.py)."""
@@ -161,7 +147,7 @@ class DDTreeWorker(DFlashWorkerV2):
         return self._decode_round(batch, on_publish, grammar_barrier)
 
     def _decode_round(self, batch: Any, on_publish: Any, grammar_barrier: Any) -> RoundResult:
-        target, times = self.target_worker.model_runner, self._clock.start()
+        times = self._clock.start()
         sizes, context = self._width.choose(batch)
         prefix_lens, draft_input = batch.seq_lens, batch.spec_info
         # The previous round may have produced the lengths on another stream.
@@ -180,14 +166,11 @@ class DDTreeWorker(DFlashWorkerV2):
         logits_output = result.logits_output
         times.mark("verify")
         grammar_mask = grammar and grammar.mask(batch, grammar_barrier)
-        accepted = self._accept(batch, tree, prefix_lens, logits_output, grammar_mask, sizes.path)
+        predictions = self._choose(batch, tree, logits_output, grammar_mask, sizes)
         times.mark("choose")
-
-        block = slots.plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
-        self._commit_target_kv(block, accepted)
+        accepted = self._commit(batch, tree, slots, predictions, result)
         if on_publish is not None:
             on_publish(accepted.new_lens)
-        feed_drafter(self, slots, logits_output.hidden_states, accepted)
         # Large, and copied to the host by the scheduler if it is still there.
         logits_output.hidden_states = None
         times.mark("commit")
@@ -206,7 +189,7 @@ class DDTreeWorker(DFlashWorkerV2):
             routed_experts_output=result.routed_experts_output,
             indexer_topk_output=result.indexer_topk_output,
             width=sizes.width,
-            # A copy, as of `expected`: they may be the graph's own.
+            # A copy: the next round's graph may write where they are before SGLang's stream has copied them.
             node_counts=tree.node_counts.clone() if self._has_metrics else None,
             times=times,
             context=context,
@@ -224,10 +207,7 @@ class DDTreeWorker(DFlashWorkerV2):
         candidates = draft_candidates(self, batch, slots, sizes)
         times.mark("draft")
         if candidates.built is not None:
-            tree, expected = candidates.built.tree, candidates.built.expected
-            if expected is not None:
-                # Copied to the host on a stream of SGLang's that the next replay does not wait for.
-                expected = expected.clone()
+            tree, expected = candidates.built
         else:
             tree = build_token_tree(roots, candidates.tokens, candidates.log_probs, sizes.widest, prefix_lens)
             expected = self._width.expected(tree)
@@ -236,13 +216,13 @@ class DDTreeWorker(DFlashWorkerV2):
         return tree, expected
 
     @functools.cached_property
-    def _commit_target_kv(self) -> TargetKVCommit:
+    def _move_rows(self) -> TargetKVCommit:
         """Built in the first round, when the pools are there."""
         return TargetKVCommit(self.target_worker.model_runner.token_to_kv_pool)
 
     @functools.cached_property
     def plan_slots(self) -> SlotPlanner:
-        return SlotPlanner(self.target_worker.model_runner, self.sizes, self.mask_token_id)
+        return SlotPlanner(self.target_worker.model_runner, self.sizes, int(self._mask_token_id))
 
     def _verify(self, batch: Any, tree: TokenTree, plan: Any) -> GenerationBatchResult:
         """One target forward over all rows of all trees; row i writes slot i, rotated by its depth."""
@@ -272,44 +252,39 @@ class DDTreeWorker(DFlashWorkerV2):
         )
         return result
 
-    def _accept(
-        self,
-        batch: Any,
-        tree: TokenTree,
-        prefix_lens: torch.Tensor,
-        logits_output: Any,
-        grammar_mask: Any,
-        path: int,
-    ) -> AcceptedPath:
-        """Walk the trees along the target's tokens; keep what later rounds and log-probs need of the path."""
-        info = batch.sampling_info
+    def _choose(
+        self, batch: Any, tree: TokenTree, logits_output: Any, grammar_mask: Any, sizes: BlockSizes
+    ) -> torch.Tensor:
+        """The target's token after every row, by the rules of its request: [batch * width] int64."""
+        info, prefix_lens, logits = batch.sampling_info, batch.seq_lens, logits_output.next_token_logits
+        penalties = self._history.of(batch, prefix_lens + 1)
         adjust_logits(
-            logits_output.next_token_logits,
-            info,
-            tree,
-            penalties=self._history.of(batch, prefix_lens + 1),
-            grammar_mask=grammar_mask,
-            longest=path - 1,
+            logits, info, tree, penalties=penalties, grammar_mask=grammar_mask, longest=sizes.path - 1
         )
-        self._processors.apply(batch, logits_output.next_token_logits, tree, prefix_lens)
+        self._processors.apply(batch, logits, tree, prefix_lens)
+        sampler = self.target_worker.model_runner.sampler
         predictions = choose_tokens(
-            self.target_worker.model_runner.sampler,
-            logits_output,
-            info,
-            tree,
-            prefix_lens,
-            keep_logits=batch.return_logprob,
+            sampler, logits_output, info, tree, prefix_lens, keep_logits=batch.return_logprob
         )
         # One rank's draw for all of them.
         is_greedy = info.is_all_greedy
         site = SpecTpSyncSite.DFLASH_ACCEPT_GREEDY if is_greedy else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE
         self._tp_sync.sync(site, predictions)
-        accepted = accept_greedy(
-            tree.tokens, tree.parents, predictions.view(-1, tree.width), path, prefix_lens
-        )
+        return predictions
+
+    def _commit(
+        self, batch: Any, tree: TokenTree, slots: RoundSlots, predictions: torch.Tensor, result: Any
+    ) -> AcceptedPath:
+        """Walk, move rows, feed the drafter; keep what later rounds and log-probs need of the path."""
+        graph = self._commit_graphs.behind(result, tree)
+        if graph is not None:
+            accepted = graph.replay(tree, predictions)
+        else:
+            block = planned_block(self, tree, slots, batch.seq_lens, result.logits_output.hidden_states)
+            accepted = commit_block(self, self._move_rows, block, predictions.view(-1, tree.width))
         self._remember(batch, accepted.tokens, accepted.commit_lengths)
         if batch.return_logprob:
-            compute_spec_logprobs(batch, logits_output, predictions, accept_index=accepted.block_rows)
+            compute_spec_logprobs(batch, result.logits_output, predictions, accept_index=accepted.block_rows)
         return accepted
 
     def _remember(self, batch: Any, tokens: torch.Tensor, lengths: torch.Tensor) -> None:
