@@ -14,20 +14,21 @@ import torch
 def load() -> None:
     if not os.environ.get("DDTREE_TEST_POISON"):
         return
-    from sglang_ddtree_patch.worker import DDTreeWorker
+    from sglang_ddtree_patch import worker as module
 
-    forward, feed_drafter = DDTreeWorker.forward_batch_generation, DDTreeWorker._feed_drafter
+    forward, commit_block = module.DDTreeWorker.forward_batch_generation, module.commit_block
 
     def forward_beside_poison(worker, *arguments, **options):
         poison_free_pages(worker)
         return forward(worker, *arguments, **options)
 
-    def leave_poison(worker, slots, hidden_states, accepted):
-        feed_drafter(worker, slots, hidden_states, accepted)
-        poison_what_was_rejected(worker, slots, accepted)
+    def leave_poison(worker, move_rows, block, predictions):
+        accepted = commit_block(worker, move_rows, block, predictions)
+        poison_what_was_rejected(worker, block, accepted)
+        return accepted
 
-    DDTreeWorker.forward_batch_generation = forward_beside_poison
-    DDTreeWorker._feed_drafter = leave_poison
+    module.DDTreeWorker.forward_batch_generation = forward_beside_poison
+    module.commit_block = leave_poison
 
 
 def poison_free_pages(worker) -> None:
@@ -39,13 +40,11 @@ def poison_free_pages(worker) -> None:
         poison(pool, slots)
 
 
-def poison_what_was_rejected(worker, slots, accepted) -> None:
-    sizes, target = worker.sizes, worker.target_worker.model_runner
-    is_rejected = torch.arange(sizes.slots) >= accepted.commit_lengths[:, None]
-    block = slots.plan.write_ids(target.kv_index_translator).view(-1, sizes.slots)
-    poison(target.token_to_kv_pool, block[is_rejected])
-    block = worker._draft_write_ids(slots.plan).view(-1, sizes.slots)
-    poison(worker.draft_model_runner.token_to_kv_pool, block[is_rejected])
+def poison_what_was_rejected(worker, block, accepted) -> None:
+    is_rejected = torch.arange(block.slots.shape[1]) >= accepted.commit_lengths[:, None]
+    # Both pools index their slots alike.
+    for runner in (worker.model_runner, worker.draft_model_runner):
+        poison(runner.token_to_kv_pool, block.slots[is_rejected])
 
 
 def poison(pool, slots: torch.Tensor) -> None:
