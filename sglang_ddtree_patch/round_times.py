@@ -19,20 +19,23 @@ PARTS = ("draft", "tree", "verify", "choose", "commit")
 class RoundTimes:
     """The marks of one round, the first of them at its start."""
 
-    def __init__(self, events: Any, end_before: Any = None):
+    def __init__(self, events: Any, end_before: Any = None, has_parts: bool = True):
         """
         Args:
             events: torch's module of a device with events (torch.cuda); None for the host's clock.
             end_before: the last mark of the round right before; None if something else ran between them.
+            has_parts: False where nobody asks for more than the round's end; a mark costs the host a launch.
         """
         self._events = events
         self._end_before = end_before
-        self._start = self._now()
+        self._has_parts = has_parts
+        self._start = self._now() if has_parts else None
         self._ends: dict[str, Any] = {}
 
     def mark(self, part: str) -> None:
         """The end of a part, one of `PARTS`."""
-        self._ends[part] = self._now()
+        if self._has_parts or part == PARTS[-1]:
+            self._ends[part] = self._now()
 
     @property
     def end(self) -> Any:
@@ -40,8 +43,9 @@ class RoundTimes:
         return next(reversed(self._ends.values()))
 
     def seconds(self) -> dict[str, float] | None:
-        """Seconds by part, on the device's clock; None while the device has not reached the last mark."""
-        if not self._has_ended():
+        """Seconds by part, on the device's clock; None while the device has not reached the last mark, and
+        where parts are not marked."""
+        if not self._has_parts or not self._has_ended():
             return None
         marks = [self._start, *self._ends.values()]
         spans = [self._between(start, end) for start, end in itertools.pairwise(marks)]
@@ -83,16 +87,23 @@ class Untimed:
 class RoundClock:
     """Starts the times of each round of a server."""
 
-    def __init__(self, device: torch.device | str, is_running: bool):
+    def __init__(self, device: torch.device | str, is_running: bool, has_parts: bool = True):
+        """
+        Args:
+            device: whose time it is.
+            is_running: whether anybody asks.
+            has_parts: as for `RoundTimes`.
+        """
         is_host = torch.device(device).type == "cpu"
         self._events = None if is_host else torch.get_device_module(device)
-        self.is_running = is_running
+        self._is_running, self._has_parts = is_running, has_parts
         self._before: RoundTimes | None = None
 
     def start(self) -> RoundTimes | Untimed:
-        if not self.is_running:
+        if not self._is_running:
             return Untimed()
-        self._before = RoundTimes(self._events, None if self._before is None else self._before.end)
+        end_before = None if self._before is None else self._before.end
+        self._before = RoundTimes(self._events, end_before, self._has_parts)
         return self._before
 
     def interrupt(self) -> None:

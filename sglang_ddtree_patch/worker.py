@@ -79,7 +79,7 @@ class DDTreeWorker(DFlashWorkerV2):
         is_chosen = widths_are_chosen()
         self._width = ChosenWidth(self.sizes, self.device) if is_chosen else FixedWidth(self.sizes)
         self._has_metrics = get_observability().enable_metrics
-        self._clock = RoundClock(self.device, is_running=is_chosen or self._has_metrics)
+        self._clock = RoundClock(self.device, is_chosen or self._has_metrics, self._has_metrics)
         self.recorded_trees = RecordedTrees(
             functools.partial(block_candidates, self), self._width.expected, self.sizes.widest
         )

@@ -115,6 +115,20 @@ def test_a_step_is_told_when_the_device_has_passed_its_end():
     assert (first.step_seconds(), second.step_seconds()) == (None, 2.0)
 
 
+def test_where_steps_alone_are_asked_for_only_their_ends_are_marked():
+    device, seen = Device(), []
+    clock = RoundClock("cpu", is_running=True, has_parts=False)
+    clock._events = device
+    for step in range(1, 3):
+        times = clock.start()
+        for part in PARTS:
+            times.mark(part)
+        assert device.recorded == step
+        device.passed = step
+        seen.append((times.seconds(), times.step_seconds()))
+    assert seen == [(None, None), (None, 1.0)]
+
+
 def test_a_clock_that_nobody_asked_for_marks_nothing(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: pytest.fail("asked for the time"))
     times = RoundClock("cpu", is_running=False).start()
