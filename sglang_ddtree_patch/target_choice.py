@@ -11,6 +11,7 @@ The rule is SGLang's own sampler, asked for ``batch * width`` rows instead of ``
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -94,10 +95,10 @@ def by_row(sampling_info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
     seeds = sampling_info.sampling_seed
     return dataclasses.replace(
         sampling_info,
-        temperatures=sampling_info.temperatures.repeat_interleave(width, 0),
-        top_ps=sampling_info.top_ps.repeat_interleave(width),
-        top_ks=sampling_info.top_ks.repeat_interleave(width),
-        min_ps=sampling_info.min_ps.repeat_interleave(width),
+        temperatures=_repeated(sampling_info.temperatures, width),
+        top_ps=_repeated(sampling_info.top_ps, width),
+        top_ks=_repeated(sampling_info.top_ks, width),
+        min_ps=_repeated(sampling_info.min_ps, width),
         sampling_seed=None if seeds is None else seeds.repeat_interleave(width),
         logit_bias=None,
         has_custom_logit_processor=False,
@@ -106,3 +107,9 @@ def by_row(sampling_info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
         acc_additive_penalties=None,
         acc_scaling_penalties=None,
     )
+
+
+@functools.lru_cache(maxsize=32)
+def _repeated(values: torch.Tensor, width: int) -> torch.Tensor:
+    """Each entry ``width`` times; a batch keeps its tensors for many rounds, and nobody writes to them."""
+    return values.repeat_interleave(width, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +38,15 @@ class DDTreeDraftInput(DFlashDraftInputV2):
         """The next round's input; ``bonus_tokens`` [batch] int64, ``new_seq_lens`` [batch] int64."""
         batch, device = new_seq_lens.shape[0], bonus_tokens.device
         return cls(
-            topk_p=torch.empty((batch, 0), device=device, dtype=torch.float32),
-            topk_index=torch.empty((batch, 0), device=device, dtype=torch.int64),
+            topk_p=_nothing(batch, device, torch.float32),
+            topk_index=_nothing(batch, device, torch.int64),
             bonus_tokens=bonus_tokens.to(torch.int64),
             new_seq_lens=new_seq_lens.to(torch.int64),
-            hidden_states=torch.empty((batch, 0), device=device, dtype=torch.float16),
+            hidden_states=_nothing(batch, device, torch.float16),
         )
+
+
+@functools.cache
+def _nothing(batch: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """What stands for a field of other algorithms: [batch, 0]."""
+    return torch.empty((batch, 0), device=device, dtype=dtype)
