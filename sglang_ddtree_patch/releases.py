@@ -25,6 +25,7 @@ class Release:
     contract: tuple[Attribute, ...]
     draft_layout_attribute: str  # of the DFLASH worker; what `draft_tp_context` takes
     defers_verify_gather: bool  # a rank may return its own part of the vocabulary from verify
+    defers_verify_planning: bool  # a verify may be planned as it runs, not before
     has_block_verification: bool  # --speculative-use-block-verification is a flag
 
     def draft_layout(self, worker: Any) -> Any:
@@ -37,6 +38,20 @@ class Release:
         if gather is None or not gather.is_deferred_shard(logits):
             return logits
         return gather.finish_deferred_gather(logits)
+
+    def verify(self, verify_input: Any, batch: Any, target_worker: Any) -> Any:
+        """SGLang's result of the target's forward over ``verify_input`` (DFlashVerifyInput).
+
+        Planned as it runs, its tokens and positions are copied into the CUDA graph's buffers once, not twice.
+        """
+        how = {"defer_metadata_init": True} if self.defers_verify_planning else {}
+        forward_batch, _ = verify_input.prepare_for_verify(batch, target_worker, **how)
+        return target_worker.forward_batch_generation(
+            batch=None,
+            forward_batch=forward_batch,
+            is_verify=True,
+            skip_attn_backend_init=None if self.defers_verify_planning else True,
+        )
 
     def verifies_blocks(self, cfg: Any) -> bool:
         """Whether the server arguments ask for block verification."""
@@ -102,6 +117,7 @@ NEWEST = Release(
     contract=CONTRACT,
     draft_layout_attribute="draft_parallel_layout",
     defers_verify_gather=True,
+    defers_verify_planning=True,
     has_block_verification=True,
 )
 RELEASES = (
@@ -111,6 +127,7 @@ RELEASES = (
         contract=_contract_0_5_22(),
         draft_layout_attribute="draft_owns_attention",
         defers_verify_gather=False,
+        defers_verify_planning=False,
         has_block_verification=False,
     ),
 )

@@ -241,11 +241,8 @@ class DDTreeWorker(DFlashWorkerV2):
         committed = batch.seq_lens_cpu, batch.seq_lens_sum
         batch.seq_lens_cpu, batch.seq_lens_sum = host_bound, host_sum
         self._graphs.use(tree.width)
-        forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
+        result = installed_release().verify(verify_input, batch, self.target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = committed
-        result = self.target_worker.forward_batch_generation(
-            batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
-        )
         logits_output = result.logits_output
         logits_output.next_token_logits = installed_release().whole_logits(
             self, logits_output.next_token_logits
