@@ -166,7 +166,8 @@ def build_token_tree_triton(
         positions=None if prefix_lens is None else torch.empty((batch, width), **like),
     )
     _build_tree[(batch,)](
-        root_tokens.contiguous(), candidate_tokens.contiguous(), log_probs.contiguous(), prefix_lens,
+        root_tokens.contiguous(), candidate_tokens.contiguous(), log_probs.contiguous(),
+        None if prefix_lens is None else prefix_lens.contiguous(),
         tree.tokens, tree.parents, tree.depths, tree.masks, tree.node_counts, tree.scores,
         tree.positions,
         depths, candidates, width, words,
