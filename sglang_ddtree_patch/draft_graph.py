@@ -30,6 +30,11 @@ class RecordedTree:
         """`expected`, to be read on the host: SGLang copies it while the next round may write here anew."""
         return None if self.expected is None else self.expected.clone()
 
+    def tensors(self) -> list[torch.Tensor]:
+        """All of them, in an order of their own."""
+        every = (self.candidate_tokens, self.log_probs, *vars(self.tree).values(), self.expected)
+        return [tensor for tensor in every if tensor is not None]
+
     def first(self, batch: int) -> RecordedTree:
         """The same memory, of the first ``batch`` requests."""
         return RecordedTree(
@@ -58,6 +63,9 @@ class RecordedTrees:
         self._candidates_of = candidates_of
         self._expected_of = expected_of
         self._width = width
+        # By batch size, from before the capture: a graph's own memory is the next graph's too, and a verify
+        # runs between the drafter's graph and the commit.
+        self._kept: dict[int, RecordedTree] = {}
         # By batch size: where the graph leaves the hidden states, and what it makes of them.
         self._recorded: dict[int, tuple[torch.Tensor, RecordedTree]] = {}
         self._views: dict[int, tuple[int, RecordedTree]] = {}  # by requests: an address, and the tree there
@@ -73,8 +81,13 @@ class RecordedTrees:
         positions = forward_batch.positions.view(batch, -1)
         tokens, log_probs = self._candidates_of(out.hidden_states)
         tree = build_token_tree(block_ids[:, 0], tokens, log_probs, self._width, positions[:, 0])
-        recorded = RecordedTree(tokens, log_probs, tree, self._expected_of(tree))
-        self._recorded[batch] = out.hidden_states, recorded
+        made = RecordedTree(tokens, log_probs, tree, self._expected_of(tree))
+        if not is_capturing(block_ids.device):
+            self._kept[batch] = made
+        kept = self._kept[batch]
+        for left, value in zip(kept.tensors(), made.tensors(), strict=True):
+            left.copy_(value)
+        self._recorded[batch] = out.hidden_states, kept
 
     def of(self, hidden_states: torch.Tensor, requests: int) -> RecordedTree | None:
         """What the graph that has just left ``hidden_states`` recorded of its first ``requests`` requests."""
@@ -87,3 +100,8 @@ class RecordedTrees:
             self._views[requests] = hidden.data_ptr(), recorded.first(requests)
         address, recorded = self._views[requests]
         return recorded if address == hidden_states.data_ptr() else None
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether what is launched goes into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -20,7 +20,7 @@ from sglang_ddtree_patch.target_choice import adjust_logits, choose_tokens
 
 pytestmark = pytest.mark.gpu
 WIDTH = 16
-# Inductor cannot compile stock's seeded draw for the six tokens that other tests make do with.
+# Nearer to a model's than the six tokens that other tests make do with.
 LARGE_VOCABULARY = 1024
 RULES = [Rule(temperature=0.8), Rule(top_k=3), Rule(top_p=0.7), Rule(min_p=0.25), Rule(top_k=1)]
 

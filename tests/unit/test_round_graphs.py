@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_ddtree_patch import commit_graphs
+from sglang_ddtree_patch import commit_graphs, draft_graph
 from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.commit import VerifiedBlock, commit_block
 from sglang_ddtree_patch.commit_graphs import CapturedVerify, CommitGraph, CommitGraphs, commit_captured, pack
@@ -141,7 +141,7 @@ def simulated(worker: Worker, verify: CapturedVerify) -> CommitGraph:
 def captured(worker: Worker, verify: CapturedVerify, monkeypatch) -> CommitGraph:
     """By CUDA, through all that `CommitGraphs` does at the start of a server."""
     monkeypatch.setattr(commit_graphs, "TargetKVCommit", lambda pool: worker)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(draft_graph, "is_capturing", lambda device: True)
     graphs = CommitGraphs(worker)
     (watch,) = worker.model_runner.capture_tail_hooks
     batch = SimpleNamespace(
@@ -224,6 +224,23 @@ def drafted(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     hidden = hidden.view(-1, DRAFT, VOCABULARY)[:, 1:]
     log_probs, tokens = hidden.log_softmax(-1).topk(CANDIDATES)
     return tokens, log_probs
+
+
+def test_what_is_recorded_is_left_outside_the_memory_that_graphs_share(monkeypatch) -> None:
+    """A verify replays between the drafter's graph and the commit, and writes where that one left things."""
+    monkeypatch.setattr(draft_graph, "is_capturing", lambda device: False)
+    trees = RecordedTrees(drafted, lambda tree: tree.scores.exp().sum(1, keepdim=True), width=9)
+    out = SimpleNamespace(hidden_states=torch.randn(2 * DRAFT, VOCABULARY))
+    places = torch.arange(2 * DRAFT)
+    batch = SimpleNamespace(batch_size=2, input_ids=places % VOCABULARY, positions=places)
+    trees.record(None, out, batch, 2 * DRAFT)
+    before = [tensor.data_ptr() for tensor in trees.of(out.hidden_states, 2).tensors()]
+    monkeypatch.setattr(draft_graph, "is_capturing", lambda device: True)
+    out.hidden_states.copy_(torch.randn(2 * DRAFT, VOCABULARY))
+    trees.record(None, out, batch, 2 * DRAFT)
+    built = trees.of(out.hidden_states, 2)
+    assert [tensor.data_ptr() for tensor in built.tensors()] == before
+    assert torch.equal(built.candidate_tokens, drafted(out.hidden_states)[0])
 
 
 @pytest.mark.parametrize("device", DEVICES)
