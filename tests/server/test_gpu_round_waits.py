@@ -43,20 +43,32 @@ GRAPHS = {"ddtree": DDTREE_GRAPHS, "dflash": DFLASH_GRAPHS}
 
 
 def steady_trace(server: ServerProcess, folder: Path, requests: int, sampling: dict) -> dict:
-    """Of rounds in the middle of long answers, when nobody joins or leaves."""
+    """Of rounds in the middle of long answers, when nobody joins or leaves.
+
+    A profile ends after so many steps, so whoever is answered before that asks again: answers of a small
+    model are soon over, and a profiler may take longer than one to start.
+    """
     asked = [
         Request(f"{n}", text_tokens(MODEL, 50 + n, start=n), 3000, {"ignore_eos": True, **sampling})
         for n in range(requests)
     ]
-    threads = [threading.Thread(target=ask, args=(server, request)) for request in asked]
+    is_traced = threading.Event()
+
+    def keep_asking(request: Request) -> None:
+        while not is_traced.is_set():
+            ask(server, request)
+
+    threads = [threading.Thread(target=keep_asking, args=(request,)) for request in asked]
     for thread in threads:
         thread.start()
-    time.sleep(2)
+    time.sleep(1)
     folder.mkdir()
-    trace = record_trace(server.url, folder, STEPS)
-    for thread in threads:
-        thread.join()
-    return trace
+    try:
+        return record_trace(server.url, folder, STEPS)
+    finally:
+        is_traced.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_steady_round_waits_and_launches_no_more_than_dflash(tmp_path: Path) -> None:
@@ -64,6 +76,7 @@ def test_a_steady_round_waits_and_launches_no_more_than_dflash(tmp_path: Path) -
     costs: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for algorithm, flags in SERVERS.items():
         with ServerProcess([*COMMON, *flags], ready_timeout=400) as server:
+            steady_trace(server, tmp_path / f"{algorithm}-first", 1, {})  # the profiler loads
             for (name, sampling), requests in itertools.product(SAMPLINGS.items(), (1, REQUESTS)):
                 case = f"{name}, {requests} requests"
                 trace = steady_trace(server, tmp_path / f"{algorithm}-{name}-{requests}", requests, sampling)
