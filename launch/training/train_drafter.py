@@ -89,8 +89,9 @@ class Run:
         if not (folder / "finished").exists():
             self.check_time("own text")
             torch.manual_seed(1)
-            began, answerer = time.time(), self.answerer()
+            answerer = self.answerer()
             with answerer as answer:
+                began = time.time()  # a server's start comes on top: the text must not suffer by it
                 prompts = json.loads((args.out / "prompts.json").read_text())
                 prompts += self.questions(answer, answerer.at_once)
                 longest = min(args.longest, target.positions - args.own_tokens - args.block)
