@@ -11,11 +11,12 @@ import pytest
 from sglang_ddtree_patch.launch import run_folder
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 
-# A run that says where its folder is, holds a log there, and waits. Ctrl-C counts, though the tests
-# themselves may run in the background of a shell, where it does not.
+# A run that says where its folder is, holds a log there, and waits. Ctrl-C and a closed terminal count,
+# though the tests themselves may run in the background of a shell or under nohup, where they do not.
 RUN = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from sglang_ddtree_patch.launch.run_folder import exit_on_signals, run_folder
 exit_on_signals()
 with run_folder("demo") as folder:
