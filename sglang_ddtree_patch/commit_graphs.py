@@ -103,9 +103,10 @@ class CommitGraphs:
 
     def capture(self) -> None:
         """Record the graphs, when every verify has been captured; none where slots have several names."""
-        move_rows = TargetKVCommit(self._worker.model_runner.token_to_kv_pool)
+        # Kept as long as the graphs are: they read where its buffers lie from tensors that it owns.
+        self._move_rows = TargetKVCommit(self._worker.model_runner.token_to_kv_pool)
         runners = self._worker.model_runner, self._worker.draft_model_runner
-        if not self._verifies or not move_rows.is_recordable:
+        if not self._verifies or not self._move_rows.is_recordable:
             return
         if any(runner.kv_index_translator.is_translating for runner in runners):
             return
@@ -120,7 +121,7 @@ class CommitGraphs:
         with own_workspace(self._worker) as self._workspace:
             # Large ones first: what is captured later fits into their memory.
             for verify in sorted(self._verifies, key=lambda verify: (-verify.batch, -verify.width)):
-                graph = self._record(verify, *inputs[verify.width], move_rows, pool, stream)
+                graph = self._record(verify, *inputs[verify.width], pool, stream)
                 self._graphs[verify.width, verify.batch, verify.hidden_states.data_ptr()] = graph
                 self._batches.setdefault(verify.width, []).insert(0, verify.batch)
         torch.cuda.current_stream().wait_stream(stream)
@@ -131,7 +132,6 @@ class CommitGraphs:
         verify: CapturedVerify,
         parents: torch.Tensor,
         predictions: torch.Tensor,
-        move_rows: TargetKVCommit,
         pool: Any,
         stream: Any,
     ) -> CommitGraph:
@@ -139,7 +139,7 @@ class CommitGraphs:
 
         def commit() -> tuple[AcceptedPath, torch.Tensor]:
             accepted = commit_captured(
-                self._worker, move_rows, verify, parents[:batch], predictions[:batch], path
+                self._worker, self._move_rows, verify, parents[:batch], predictions[:batch], path
             )
             return accepted, pack(accepted)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -217,6 +220,44 @@ def test_ids_that_a_pool_translates_are_committed_without_graphs(monkeypatch):
     worker.draft_model_runner.kv_index_translator.is_translating = True
     graphs.capture()  # on this machine a capture would raise
     assert not graphs._graphs
+
+
+def recorded_without_cuda(monkeypatch) -> None:
+    """What `CommitGraphs.capture` asks of CUDA does nothing: a capture is a run."""
+    stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+    for name, made in {
+        "graph_pool_handle": None,
+        "Stream": stream,
+        "current_stream": stream,
+        "CUDAGraph": None,
+        "stream": contextlib.nullcontext(),
+        "graph": contextlib.nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *given, made=made, **options: made)
+
+
+def test_where_the_pool_lies_is_kept_as_long_as_the_graphs_that_read_it_there(monkeypatch) -> None:
+    """Graphs hold addresses of tensors, not the tensors: what they read of a freed one is anybody's."""
+    worker, movers = Worker("cpu"), []
+
+    class Mover:
+        is_recordable = True
+
+        def __init__(self, pool):
+            movers.append(weakref.ref(self))
+
+        def __call__(self, slots, accepted) -> None:
+            worker.move_rows(slots, accepted)
+
+    monkeypatch.setattr(commit_graphs, "TargetKVCommit", Mover)
+    recorded_without_cuda(monkeypatch)
+    graphs = CommitGraphs(worker)
+    graphs._verifies = [captured_verify(batch, 4, "cpu") for batch in (1, 4)]
+    graphs.capture()
+    gc.collect()
+    assert len(graphs._graphs) == 2
+    (mover,) = movers
+    assert mover() is not None
 
 
 def drafted(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
