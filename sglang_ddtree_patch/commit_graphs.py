@@ -86,11 +86,16 @@ class CommitGraphs:
         self._verifies: list[CapturedVerify] = []
         self._graphs: dict[tuple[int, int, int], CommitGraph] = {}  # by width, batch and address
         self._batches: dict[int, list[int]] = {}  # ascending, by width
+        self._are_stale = False
         worker.model_runner.capture_tail_hooks.append(self._watch)
 
     def _watch(self, runner: Any, out: Any, forward_batch: Any, num_tokens: int) -> None:
         """SGLang's hook behind the forward of a graph; called while that is warmed up, too."""
         if torch.cuda.is_current_stream_capturing() and forward_batch.forward_mode.is_target_verify():
+            if self._graphs:
+                # SGLang captures anew, as it can be asked to with new weights: ours follow none of these.
+                self._are_stale = True
+                return
             batch = forward_batch.batch_size
             self._verifies.append(
                 CapturedVerify(
@@ -165,7 +170,7 @@ class CommitGraphs:
         requests, width = tree.parents.shape
         batches = self._batches.get(width, [])
         place = bisect.bisect_left(batches, requests)  # the next larger graph is the one that ran
-        if not verified.can_run_cuda_graph or place == len(batches):
+        if self._are_stale or not verified.can_run_cuda_graph or place == len(batches):
             return None
         address = verified.logits_output.hidden_states.data_ptr()
         return self._graphs.get((width, batches[place], address))

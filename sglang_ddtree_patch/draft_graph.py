@@ -88,6 +88,7 @@ class RecordedTrees:
         for left, value in zip(kept.tensors(), made.tensors(), strict=True):
             left.copy_(value)
         self._recorded[batch] = out.hidden_states, kept
+        self._views.clear()
 
     def of(self, hidden_states: torch.Tensor, requests: int) -> RecordedTree | None:
         """What the graph that has just left ``hidden_states`` recorded of its first ``requests`` requests."""

@@ -27,7 +27,9 @@ class VerifyGraphs:
         """
         self._target = target
         largest = target.decode_cuda_graph_runner
-        self._runners = {widths[-1]: largest}
+        self._largest = widths[-1]
+        self._runners = {self._largest: largest}
+        self._in_use = largest
         if largest is None:
             return
         # Wide ones first: what is captured later fits into their memory.
@@ -38,4 +40,14 @@ class VerifyGraphs:
 
     def use(self, width: int) -> None:
         """Let the target's next verify run the graphs of a width, if there are any."""
-        self._target.decode_cuda_graph_runner = self._runners.get(width)
+        captured = self._target.decode_cuda_graph_runner
+        if captured is not self._in_use:
+            # SGLang has captured anew, as it can be asked to with new weights. What our graphs read of the
+            # old weights, or of the attention backend, may be gone; only its own graphs are right now.
+            self._runners = {self._largest: captured}
+            logger.warning(
+                "DDTREE: SGLang has captured its CUDA graphs anew; verify runs those, of width %d, and every "
+                "other width and the commits without graphs, until the server is started again.",
+                self._largest,
+            )
+        self._in_use = self._target.decode_cuda_graph_runner = self._runners.get(width)

@@ -260,6 +260,21 @@ def test_where_the_pool_lies_is_kept_as_long_as_the_graphs_that_read_it_there(mo
     assert mover() is not None
 
 
+def test_what_sglang_captures_anew_is_committed_without_graphs(monkeypatch) -> None:
+    worker = Worker("cpu")
+    graphs = CommitGraphs(worker)
+    left = torch.zeros(1)
+    graphs._batches, graphs._graphs = {9: [1]}, {(9, 1, left.data_ptr()): "a graph"}
+    result = SimpleNamespace(can_run_cuda_graph=True, logits_output=SimpleNamespace(hidden_states=left))
+    tree = SimpleNamespace(parents=torch.empty(1, 9))
+    assert graphs.behind(result, tree) == "a graph"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    (watch,) = worker.model_runner.capture_tail_hooks
+    mode = SimpleNamespace(is_target_verify=lambda: True)
+    watch(None, SimpleNamespace(hidden_states=left), SimpleNamespace(forward_mode=mode, batch_size=1), 9)
+    assert graphs.behind(result, tree) is None, "it may be of the verify before"
+
+
 def drafted(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Candidates of a drafter whose hidden states are its log-probs already."""
     hidden = hidden.view(-1, DRAFT, VOCABULARY)[:, 1:]
@@ -315,7 +330,6 @@ def test_a_recorded_tree_is_the_tree(device: str) -> None:
             graphs[count].replay()
         else:
             trees.record(None, SimpleNamespace(hidden_states=hidden), batch, count * DRAFT)
-            trees._views.clear()
         built = trees.of(hidden[: requests * DRAFT], requests)
         expected = build_token_tree(ids[:, 0], *drafted(live), 9, lens)
         for name, value in vars(expected).items():

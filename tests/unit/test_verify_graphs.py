@@ -51,3 +51,16 @@ def test_where_nothing_is_captured_every_width_runs_without_graphs():
     for width in (1, 4):
         graphs.use(width)
         assert target.decode_cuda_graph_runner is None
+
+
+def test_graphs_that_sglang_captures_anew_are_the_only_ones_that_run(monkeypatch, caplog):
+    """With new weights it may be asked to. Its attention backend then has other buffers for that width."""
+    monkeypatch.setattr(verify_graphs, "get_spec", lambda: SETTINGS)
+    target = SimpleNamespace(decode_cuda_graph_runner=Runner(None, 12))
+    graphs = VerifyGraphs(target, (4, 12))
+    graphs.use(4)
+    target.decode_cuda_graph_runner = anew = Runner(target, 12)
+    for width, runs in ((4, None), (12, anew), (4, None), (12, anew)):
+        graphs.use(width)
+        assert target.decode_cuda_graph_runner is runs
+    assert caplog.text.count("captured its CUDA graphs anew") == 1
