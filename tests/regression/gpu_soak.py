@@ -6,8 +6,9 @@ Slices of a thousand requests of every kind (soak_mix.py), 64 at once, each slic
 text; then 2,000 short requests at the same moment. Between slices the pool must be empty, and memory is read.
 Stock servers are asked the same afterwards (soak_judge.py), so that they take nothing from what is timed.
 
-It holds if every request is answered, none differs beyond the bf16 rule, no KV slot is lost, memory does not
-grow, and the last slices run within 3% of the first ones behind the warm-up.
+It holds if every request is answered, none differs beyond the bf16 rule, which refuses most answers made
+wrong on purpose, drafts are accepted, no KV slot is lost, memory does not grow, and the last slices run
+within 3% of the first ones behind the warm-up.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ MODEL = "tiny-gqa"
 AT_ONCE = 64
 ENDS = 3  # slices at either end whose median speed is compared
 SLOWEST = 0.97  # of the speed at the start
+LEAST_ACCEPTED = 0.5  # drafted tokens a round: a server that drafts nothing of use says the right text too
+LEAST_REFUSED = 0.5  # of the answers that are made wrong, by the noise of all
 # From the middle of the soak to its end, when allocators have seen every shape.
 MOST_GROWTH = {"gpu": 1.01, "resident": 1.01}
 SOURCES = ["argparse", "textwrap", "inspect", "json.decoder", "logging", "tempfile", "shutil", "ast"]
@@ -181,6 +184,7 @@ def record(slices: list[Slice], burst: Slice, judged: Judged, log: str) -> dict[
         kind: {name: count[name] for name in ("requests", "judged", "differing")}
         for kind, count in sorted(judged.by_kind.items())
     }
+    refused = judged.controls["refused_by"]["all noise"]
     is_judged = sum(count["judged"] for count in counts.values())
     return {
         "device": torch.cuda.get_device_name(),
@@ -193,6 +197,8 @@ def record(slices: list[Slice], burst: Slice, judged: Judged, log: str) -> dict[
             "every request is answered": all(one.answered == one.requests for one in everything),
             "at least half are judged": 2 * is_judged >= total,
             "no mismatch by the bf16 rule": not judged.mismatches,
+            "which refuses most wrong answers": refused >= LEAST_REFUSED * judged.controls["wrong_answers"],
+            "drafts are accepted": min(one.accept_length for one in slices) >= LEAST_ACCEPTED,
             "no leaked token": not any(one.leaked_tokens for one in everything),
             "flat memory": all(growth[name] <= MOST_GROWTH[name] for name in growth),
             "speed within 3% of its start": speed_end >= SLOWEST * speed_start,

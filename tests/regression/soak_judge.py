@@ -2,9 +2,10 @@
 
 Stock is asked everything once, many requests at a time. Where its tokens and ours part, prefills of prompt
 and stock's answer say by how much two stock forwards of that prefix differ in the gap between the top two
-tokens (tests/server/bf16_rule.py): on stock's own kernels and on other ones. The noise of one request is the
-most over its places. Answers here may be two tokens long, over which little noise shows, so a difference
-beyond that is held to the noise of all requests that were looked at, and is a mismatch beyond this.
+tokens (tests/server/bf16_rule.py): on stock's own kernels and on other ones, and from its decode, where that
+chose by the logits alone. The noise of one request is the most over its places. Answers here may be two
+tokens long, over which little noise shows, so a difference beyond that is held to the noise of all requests
+that were looked at, and is a mismatch beyond this.
 
 Of a request that draws by a seed the oracle's choice is the largest sum of log-prob over temperature and the
 noise that seed, position and token give. The gap is then the difference of those sums, times the temperature.
@@ -41,6 +42,8 @@ class Difference:
     expected: tuple[int, ...]  # stock's answer
     found: int  # the token in its place
     gap: float | None  # how much likelier stock's token is; None: the one found is none of its top
+    # Of stock's answer while decoding, as the prefills see them; none where rules of the request change them.
+    decoded: tuple[Place, ...] = ()
 
 
 @dataclass
@@ -115,10 +118,10 @@ class Judge:
         if at >= min(len(tokens), len(ours)):
             outcome.mismatches.append(row(request, at=at, error="the answer ends elsewhere"))
             return
-        gap = None
-        if not request.is_seeded:
-            gap = gap_to(places_of(expected["meta_info"]["output_top_logprobs"])[at], ours[at])
-        differing.append(Difference(request, at, tuple(tokens), ours[at], gap))
+        places = places_of(expected["meta_info"]["output_top_logprobs"])
+        gap = None if request.is_seeded else gap_to(places[at], ours[at])
+        decoded = before_temperature(request, places)
+        differing.append(Difference(request, at, tuple(tokens), ours[at], gap, decoded))
 
     def _decide(self, differing: Sequence[Difference], outcome: Judged) -> None:
         """By the noise of each request, and where that is not enough by that of all."""
@@ -126,7 +129,7 @@ class Judge:
         other = prefills(self._other, differing)
         undecided, noises = [], []
         for one, here, there in zip(differing, same, other, strict=True):
-            noise = gap_noise(here.places, there.places)
+            noise = noise_of(one, here, there)
             noises.append(noise)
             gap = one.gap
             if one.request.is_seeded:
@@ -219,6 +222,28 @@ def prefills(server: ServerProcess, differing: Sequence[Difference]) -> list[Pre
         pair = meta["input_token_ids_logprobs"][1:][answer_at + one.at]
         found.append(Prefilled(places, answer_at, {token: log_prob for log_prob, token, _ in pair}))
     return found
+
+
+def before_temperature(request: SoakRequest, places: Sequence[Place]) -> tuple[Place, ...]:
+    """A decode's places up to what a prefill adds to all of one, none where the request changes logits.
+
+    Stock divides logits by the temperature before it says log-probs of a draw.
+    """
+    if request.is_plain:
+        return tuple(places)
+    if not request.is_seeded:
+        return ()
+    temperature = request.sampling["temperature"]
+    return tuple(tuple((temperature * said, token) for said, token in place) for place in places)
+
+
+def noise_of(one: Difference, here: Prefilled, there: Prefilled) -> float:
+    """By how much stock's forwards differ over one request: its prefills, and its decode from either."""
+    noise = gap_noise(here.places, there.places)
+    if one.decoded:
+        for prefilled in (here, there):
+            noise = max(noise, gap_noise(one.decoded, prefilled.places[prefilled.answer_at :]))
+    return noise
 
 
 def with_log_probs(request: SoakRequest) -> SoakRequest:

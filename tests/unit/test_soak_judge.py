@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from sglang.srt.layers import sampler
-from soak_judge import Difference, Prefilled, gumbel, murmur
+from soak_judge import Difference, Prefilled, before_temperature, gumbel, murmur, noise_of
 from soak_mix import SoakRequest
 
 from sglang_ddtree_patch.cpu_hooks import murmur_hash32
@@ -35,3 +35,23 @@ def test_the_gap_of_a_seeded_draw_counts_its_noise_times_the_temperature() -> No
     prefilled = Prefilled(places=(), answer_at=0, pair={11: -1.0, 12: -1.5})
     lead = gumbel(3, 2, 11) - gumbel(3, 2, 12)
     assert prefilled.seeded_gap(one) == pytest.approx(0.5 + 0.5 * lead)
+
+
+def places(*gaps: float) -> tuple:
+    return tuple(((-0.25, 10), (-0.25 - gap, 11)) for gap in gaps)
+
+
+def test_the_noise_of_a_request_counts_what_its_decode_differs_by() -> None:
+    """Decode and verify multiply matrices of other shapes than a prefill, whatever its attention."""
+    here, there = Prefilled(places(9.0, 1.0, 2.0), 1, {}), Prefilled(places(9.0, 1.0, 2.125), 1, {})
+    for kind, sampling, noise in (
+        ("greedy", {"temperature": 0}, 0.5),
+        ("seeded", {"temperature": 0.5, "sampling_seed": 3}, 0.5),
+        ("penalties", {"temperature": 0, "frequency_penalty": 0.4}, 0.125),  # its log-probs are penalized
+    ):
+        request = SoakRequest("one", kind, {"input_ids": [1, 2], "sampling_params": sampling})
+        decoded = before_temperature(
+            request, places(*(gap / (sampling["temperature"] or 1) for gap in (1.5, 2)))
+        )
+        one = Difference(request, at=1, expected=(10, 10), found=11, gap=None, decoded=decoded)
+        assert noise_of(one, here, there) == pytest.approx(noise)
