@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from sglang_ddtree_patch.launch.model_shapes import DUMMY_FLAGS, write_shape
 from sglang_ddtree_patch.launch.server_process import ServerProcess, launch_python
 
 RANKS = 2
+LAST_LINES = 150  # of each server's log, where the test fails
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
@@ -167,4 +169,12 @@ def started(case: Case) -> Iterator[list[ServerProcess]]:
         ServerProcess([*stock, "--attention-backend", "triton"], environment=DEFINITE, ready_timeout=600),
     ]
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
-        yield list(pool.map(stack.enter_context, servers))
+        try:
+            yield list(pool.map(stack.enter_context, servers))
+        except Exception as error:
+            # Of a server that has ended, clients say only that it does not answer; and each rank has last
+            # words of its own.
+            for server in servers:
+                state = "runs" if server.is_alive else "has ended"
+                error.add_note(f"{shlex.join(server.arguments)} {state}:\n{server.log_tail(LAST_LINES)}")
+            raise
