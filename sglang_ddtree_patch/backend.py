@@ -79,8 +79,8 @@ class DDTreeVerifyBackend:
         return getattr(self.wrapped, name)
 
     def shared_read_ends(self, fm: Any) -> SharedReadEnds:
-        """Verify reads the slot table inside the graph, whatever the wrapped backend does."""
-        return SharedReadEnds.IN_REPLAY if fm.is_target_verify() else self.wrapped.shared_read_ends(fm)
+        """Each layer of a verify reads the slot table, so that its reads end with the graph."""
+        return SharedReadEnds.POST_REPLAY if fm.is_target_verify() else self.wrapped.shared_read_ends(fm)
 
     def get_fused_kv_write_buffers(self, layer: Any, forward_batch: Any) -> Any:
         """No fused writer for the block: the wrapped backend has no metadata of a verify to offer one."""

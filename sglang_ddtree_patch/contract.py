@@ -512,7 +512,7 @@ CONTRACT: tuple[Attribute, ...] = (
         "",
     ),
     _a(Use.OVERRIDE, "layers.attention.base_attn_backend", "AttentionBackend.glue_draft_metadata", ""),
-    _a(Use.READ, "layers.attention.base_attn_backend", "SharedReadEnds.IN_REPLAY"),
+    _a(Use.READ, "layers.attention.base_attn_backend", "SharedReadEnds.POST_REPLAY"),
     _a(Use.CALL, "runtime_context", "get_schedule", ""),
     _a(Use.READ, "model_executor.model_runner", "ModelRunner.is_draft_worker"),
     _a(Use.READ, "model_executor.model_runner", "ModelRunner.device"),
