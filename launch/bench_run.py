@@ -180,8 +180,17 @@ def header(session: Session, settings: Mapping[str, Any]) -> dict[str, Any]:
         },
         "command": shlex.join(["ddtree", *sys.argv[1:]]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "settings": {**settings, "sglang_flags": [*session.subject.flags, *session.given]},
+        "settings": {
+            **settings,
+            "sglang_flags": [*session.subject.flags, *session.given],
+            **({"environment": chosen} if (chosen := our_environment()) else {}),
+        },
     }
+
+
+def our_environment() -> dict[str, str]:
+    """Settings of this package that the servers inherit."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("SGLANG_DDTREE_")}
 
 
 def device_name(on_cpu: bool) -> str:

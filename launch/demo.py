@@ -39,7 +39,7 @@ _EXAMPLE = """\
 example:
   ddtree demo
   ddtree demo --model tiny-mla --max-new-tokens 32
-  ddtree demo --model smollm2 --prompt "Why is the sky blue?"
+  ddtree demo --prompt "Write the function open(self)."
 """
 
 
@@ -65,7 +65,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--model",
         choices=demo_models.names(),
-        help="(default: smollm2 on a GPU if the package has a drafter for it, else tiny-gqa)",
+        help="(default: smollm2 where it is listed and there is a GPU, else tiny-gqa)",
     )
     parser.add_argument("--prompt", action="append", help="ask this instead; may be repeated")
     parser.add_argument(

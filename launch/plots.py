@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 INSTALL_HINT = "pip install 'sglang-ddtree-patch[bench]'"
 FORMATS = (".svg", ".png", ".pdf")
+# No date in the file: a figure drawn again from the same results is the same file.
+SAME_EVERY_TIME = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 _EXAMPLE = """\
 example:
@@ -73,10 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     except ConfigurationError as error:
         print(f"ddtree bench plot: {error}", file=sys.stderr)
         return 2
+    import matplotlib
+
+    matplotlib.rcParams["svg.hashsalt"] = "ddtree"  # and so are its ids
     for name, figure in figures.items():
         file = output.with_stem(f"{output.stem}-{name}") if name else output
         try:
-            figure.savefig(file, dpi=150)
+            figure.savefig(file, dpi=150, metadata=SAME_EVERY_TIME.get(file.suffix))
         except OSError as error:
             print(f"ddtree bench plot: {file} cannot be written: {error.strerror}.", file=sys.stderr)
             return 1

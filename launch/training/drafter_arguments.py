@@ -80,4 +80,9 @@ def parse() -> argparse.Namespace:
         parser.error("--device cuda: PyTorch sees no GPU; --device cpu does without")
     if not (args.target / "config.json").is_file():
         parser.error(f"--target: no config.json in {args.target}")
+    for file in args.eval_prompts:
+        if not file.is_file():
+            parser.error(f"--eval-prompts: there is no file {file}")
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out: {args.out} is no folder")
     return args

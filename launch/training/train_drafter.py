@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import random
@@ -52,6 +53,21 @@ MORE_TO_DO = 3
 INTERRUPTED = 130
 
 
+def hold_to_settings(path: Path, wanted: dict) -> None:
+    """Keep a new run's settings; refuse to go on with a run of others."""
+    if not path.exists():
+        write_json(path, wanted)
+        return
+    begun = json.loads(path.read_text())
+    different = [name for name in wanted if begun.get(name) != wanted[name]]
+    if different:
+        name = different[0]
+        raise SystemExit(
+            f"{path.parent} was begun with another {name}: {begun.get(name)} there, {wanted[name]} now. "
+            "Name another --out, or remove it."
+        )
+
+
 class Run:
     """One drafter's stages, and where each leaves its result."""
 
@@ -59,10 +75,22 @@ class Run:
         self.args, self.device, self.until = args, args.device, time.time() + 60 * args.run_minutes
         self.target = HFTarget(args.target, args.device)
         self.mask = self.target.mask_token(args.mask_token)
+        self.layers = self.target.feature_layers(args.features)
         args.out.mkdir(parents=True, exist_ok=True)
+        hold_to_settings(args.out / "settings.json", self.settings())
         self.report_path = args.out / "report.json"
         self.report = json.loads(self.report_path.read_text()) if self.report_path.exists() else {}
-        self.layers = self.target.feature_layers(args.features)
+
+    def settings(self) -> dict:
+        """What has to stay the same while a run is taken up: its stages build on one another."""
+        args, target = self.args, json.dumps(self.target.config, sort_keys=True)
+        names = ("block", "layers", "intermediate", "prompts", "questions", "own_tokens")
+        return {
+            **{name: getattr(args, name) for name in names},
+            "features": list(self.layers),
+            "mask_token": self.mask[0],
+            "target": hashlib.sha256(target.encode()).hexdigest(),
+        }
 
     def note(self, **facts) -> None:
         self.report.update(facts)
@@ -220,7 +248,9 @@ class Run:
         return texts
 
     def card(self) -> None:
-        name = self.args.name or self.args.target.resolve().name
+        folder = self.args.target.resolve()
+        # A model's folder holds target/ and draft/ here.
+        name = self.args.name or (folder.parent if folder.name == "target" else folder).name
         config = json.loads((self.args.out / "draft_config.json").read_text())
         (self.args.out / "packed" / "README.md").write_text(model_card(name, config, self.report))
 

@@ -63,6 +63,16 @@ def test_serve_writes_a_row_for_each_server_and_batch_size(tmp_path):
         assert rounds == pytest.approx(row["batch"] * (row["accept_length"] + 1), rel=0.01)
 
 
+def test_settings_of_this_package_stand_in_the_file_and_are_not_mixed(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "serve.json"
+    monkeypatch.setenv("SGLANG_DDTREE_TOPK", "1")
+    assert cli.main([*SERVE, "--json", str(file)]) == 0
+    assert read(file)["settings"]["environment"] == {"SGLANG_DDTREE_TOPK": "1"}
+    monkeypatch.delenv("SGLANG_DDTREE_TOPK")
+    assert cli.main([*SERVE, "--json", str(file), "--resume"]) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

@@ -30,6 +30,7 @@ import questions  # noqa: E402
 import sampled_text  # noqa: E402
 import targets  # noqa: E402
 import text_batches  # noqa: E402
+import train_drafter  # noqa: E402
 from best_first import best_first  # noqa: E402
 from hf_target import HFTarget  # noqa: E402
 from optimizers import muon  # noqa: E402
@@ -291,6 +292,7 @@ def test_a_loss_that_is_no_number_ends_the_training_and_is_not_kept(target, mode
     [
         *(["--device", "tpu"], ["--layers", "0"], ["--block", "1"], ["--longest", "0"]),
         *(["--batch-rows", "0"], ["--minutes", "nan"], ["--target", "nowhere"], ["--prompts", "few"]),
+        *(["--eval-prompts", "nowhere.json"], ["--out", __file__]),
     ],
 )
 def test_what_no_run_can_be_asked_is_one_line(wrong, monkeypatch, capsys):
@@ -299,6 +301,14 @@ def test_what_no_run_can_be_asked_is_one_line(wrong, monkeypatch, capsys):
         drafter_arguments.parse()
     assert raised.value.code == 2
     assert wrong[0] in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_run_is_not_taken_up_with_other_settings(tmp_path):
+    path, settings = tmp_path / "settings.json", {"block": 16, "features": [1, 2]}
+    train_drafter.hold_to_settings(path, settings)
+    train_drafter.hold_to_settings(path, dict(settings))
+    with pytest.raises(SystemExit, match="begun with another block: 16 there, 8 now"):
+        train_drafter.hold_to_settings(path, {**settings, "block": 8})
 
 
 def test_own_text_goes_on_where_it_ended(target, model, tmp_path, monkeypatch):

@@ -150,7 +150,10 @@ def test_the_command_writes_the_figure_and_says_where(tmp_path, capsys, ending):
     assert cli.main(["bench", "plot", str(file), "--output", str(output)]) == 0
     assert capsys.readouterr().out.strip() == str(output)
     start = {"svg": b"<?xml", "png": b"\x89PNG"}[ending]
-    assert output.read_bytes().startswith(start)
+    drawn = output.read_bytes()
+    assert drawn.startswith(start)
+    assert cli.main(["bench", "plot", str(file), "--output", str(output)]) == 0
+    assert output.read_bytes() == drawn, "the same results are the same file"
 
 
 @pytest.mark.parametrize(
