@@ -25,7 +25,7 @@ def load() -> None:
     reference = os.environ.get("DDTREE_TEST_PLANT")
     if not reference:
         return
-    from sglang_ddtree_patch import worker
+    from sglang_ddtree_patch import commit_graphs, worker
 
     planted_file = PlantedFile(Path(reference))
     drafted = worker.draft_candidates
@@ -40,7 +40,19 @@ def load() -> None:
 
     worker.draft_candidates = planted
     if os.environ.get("DDTREE_TEST_NO_COMMIT"):
-        worker.TargetKVCommit = lambda pool: lambda slots, accepted: None
+        worker.TargetKVCommit = commit_graphs.TargetKVCommit = LeftInPlace
+
+
+class LeftInPlace:
+    """Stands for the commit of the target's KV, in graphs and outside them: moves nothing."""
+
+    is_recordable = False
+
+    def __init__(self, pool):
+        pass
+
+    def __call__(self, slots, accepted):
+        pass
 
 
 class PlantedFile:
