@@ -113,7 +113,7 @@ def run_slice(server: ServerProcess, meter: MemoryMeter, requests: Sequence[Soak
 
 
 @contextlib.contextmanager
-def servers() -> Iterator[tuple[ServerProcess, ServerProcess, ServerProcess, int]]:
+def servers() -> Iterator[tuple[ServerProcess, ServerProcess, ServerProcess, str]]:
     """Ours, stock, stock on other kernels, and the number of the GPU that ours is on."""
     target, draft = (str(model_catalog.path(MODEL) / part) for part in ("target", "draft"))
     common = [
@@ -141,7 +141,7 @@ def servers() -> Iterator[tuple[ServerProcess, ServerProcess, ServerProcess, int
     ]
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
         ours, oracle, other_kernels = pool.map(stack.enter_context, started)
-        yield ours, oracle, other_kernels, int(visible[0])
+        yield ours, oracle, other_kernels, visible[0]
 
 
 def soak(options: argparse.Namespace) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def record(slices: list[Slice], burst: Slice, judged: Judged, log: str) -> dict[
         "warm_up": slices[0].row,
         "slices": [one.row for one in measured],
         "burst": burst.row,
-        "mismatching": judged.mismatches[:50],
+        "mismatching": judged.mismatches[:200],
         "beyond_the_noise_of_the_request": judged.allowed_by_noise_of_all,
     }  # fmt: skip
 

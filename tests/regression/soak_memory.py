@@ -19,16 +19,20 @@ class Memory:
 
 
 class MemoryMeter:
-    """Reads the memory of the server led by process `pid`, and of the GPU of that number, if any."""
+    """Reads the memory of the server led by process `pid`, and of a GPU.
 
-    def __init__(self, pid: int, gpu: int | None):
+    `gpu` is what CUDA_VISIBLE_DEVICES calls it, its number or its UUID; None for no GPU.
+    """
+
+    def __init__(self, pid: int, gpu: str | None):
         leader = psutil.Process(pid)
         self._processes = [leader, *leader.children(recursive=True)]
         self._nvml = self._handle = None
         if gpu is not None:
             self._nvml = importlib.import_module("pynvml")
             self._nvml.nvmlInit()
-            self._handle = self._nvml.nvmlDeviceGetHandleByIndex(gpu)
+            by_uuid, by_index = self._nvml.nvmlDeviceGetHandleByUUID, self._nvml.nvmlDeviceGetHandleByIndex
+            self._handle = by_index(int(gpu)) if gpu.isdecimal() else by_uuid(gpu)
 
     def read(self) -> Memory:
         running = [process for process in self._processes if process.is_running()]

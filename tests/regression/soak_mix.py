@@ -149,6 +149,11 @@ def _shape(draw: random.Random, kind: str, longest_prompt: int, longest_answer: 
     return Shape(kind, prompt, shared, prefix, sampling, extra, is_streamed, leaves_after, aborted_after)
 
 
+def name_of(group: str, index: int) -> str:
+    """None begins another one: SGLang aborts every request whose id begins with the one that is given."""
+    return f"{group}.{index:05}"
+
+
 def requests_of(number: int, asked: Sequence[Shape], corpus: Sequence[int]) -> list[SoakRequest]:
     """The shapes as the requests of a slice: its own pieces of the corpus, its own seeds."""
     draw = random.Random(f"slice {number}")
@@ -160,7 +165,7 @@ def requests_of(number: int, asked: Sequence[Shape], corpus: Sequence[int]) -> l
     beginnings = [piece(LONGEST_PROMPT) for _ in range(PREFIXES)]
     requests = []
     for index, shape in enumerate(asked):
-        name = f"{number}.{index}"
+        name = name_of(str(number), index)
         prompt = beginnings[shape.prefix][: shape.shared] + piece(shape.prompt - shape.shared)
         sampling = dict(shape.sampling)
         if shape.kind == "seeded":
@@ -182,6 +187,7 @@ def burst_of(count: int, corpus: Sequence[int]) -> list[SoakRequest]:
         start = draw.randrange(len(corpus) - 30)
         prompt = list(corpus[start : start + draw.randint(1, 30)])
         sampling = {"temperature": 0, "max_new_tokens": draw.choice([2, 5, 9, 12]), "ignore_eos": True}
-        payload = {"rid": f"burst.{index}", "input_ids": prompt, "sampling_params": sampling}
-        requests.append(SoakRequest(f"burst.{index}", "greedy", payload))
+        name = name_of("burst", index)
+        payload = {"rid": name, "input_ids": prompt, "sampling_params": sampling}
+        requests.append(SoakRequest(name, "greedy", payload))
     return requests

@@ -144,7 +144,7 @@ def simulated(worker: Worker, verify: CapturedVerify) -> CommitGraph:
 def captured(worker: Worker, verify: CapturedVerify, monkeypatch) -> CommitGraph:
     """By CUDA, through all that `CommitGraphs` does at the start of a server."""
     monkeypatch.setattr(commit_graphs, "TargetKVCommit", lambda pool: worker)
-    monkeypatch.setattr(draft_graph, "is_capturing", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     graphs = CommitGraphs(worker)
     (watch,) = worker.model_runner.capture_tail_hooks
     batch = SimpleNamespace(

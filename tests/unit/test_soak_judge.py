@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from sglang.srt.layers import sampler
 from soak_judge import Difference, Prefilled, before_temperature, gumbel, murmur, noise_of
-from soak_mix import SoakRequest
+from soak_mix import SoakRequest, burst_of, requests_of, shapes
 
 from sglang_ddtree_patch.cpu_hooks import murmur_hash32
 
@@ -55,3 +57,12 @@ def test_the_noise_of_a_request_counts_what_its_decode_differs_by() -> None:
         )
         one = Difference(request, at=1, expected=(10, 10), found=11, gap=None, decoded=decoded)
         assert noise_of(one, here, there) == pytest.approx(noise)
+
+
+def test_no_request_is_aborted_with_another():
+    """SGLang aborts every request whose id begins with the one that is given."""
+    words, asked = list(range(5000)), shapes(150)
+    requests = [*requests_of(1, asked, words), *requests_of(11, asked, words), *burst_of(150, words)]
+    names = sorted(request.name for request in requests)
+    assert len(set(names)) == len(requests)
+    assert not [pair for pair in itertools.pairwise(names) if pair[1].startswith(pair[0])]
