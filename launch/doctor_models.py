@@ -89,6 +89,8 @@ def check_pair(target_path: str, draft_path: str) -> list[Check]:
 def read_config(path: str) -> ModelConfig:
     """Raises ConfigurationError where there is no config.json that can be read."""
     file = Path(path, "config.json") if Path(path).is_dir() else downloaded_config(path)
+    if file is None and looks_local(path):
+        raise ConfigurationError(f"{path} is no folder.")
     if file is None:
         raise ConfigurationError(f"{path} is no folder and not downloaded: hf download {path} config.json")
     try:
@@ -98,6 +100,11 @@ def read_config(path: str) -> ModelConfig:
     if not isinstance(values, dict):
         raise ConfigurationError(f"{file} holds no settings by name.")
     return ModelConfig(path, values)
+
+
+def looks_local(path: str) -> bool:
+    """Whether it can only be a path: a Hugging Face name is `NAME` or `OWNER/NAME`."""
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1
 
 
 def downloaded_config(name: str) -> Path | None:

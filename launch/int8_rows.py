@@ -11,6 +11,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from sglang_ddtree_patch.launch.weights import save_weights
+
 PACKED = "packed.safetensors"
 SCALE = ".scale"
 
@@ -47,18 +49,16 @@ def unpack(packed: dict) -> dict:
 
 def write_packed(weights: dict, config: Path, folder: Path) -> int:
     """Pack `weights` into `folder`, beside a copy of the drafter's config.json; returns the file's bytes."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(pack(weights), folder / PACKED, metadata={"format": "pt"})
+    save_weights(pack(weights), folder / PACKED)
     shutil.copyfile(config, folder / "config.json")
     return (folder / PACKED).stat().st_size
 
 
 def expand(packed: Path, folder: Path) -> None:
     """Write the drafter that SGLang loads into `folder`, from a folder of packed weights."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(unpack(load_file(packed / PACKED)), folder / "model.safetensors", metadata={"format": "pt"})
+    save_weights(unpack(load_file(packed / PACKED)), folder / "model.safetensors")
     shutil.copyfile(packed / "config.json", folder / "config.json")

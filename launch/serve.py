@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sglang_ddtree_patch.errors import ConfigurationError
+from sglang_ddtree_patch.launch.doctor_models import looks_local
 from sglang_ddtree_patch.launch.serve_defaults import (
     DRAFT_FLAGS,
     PAGE_SIZE,
@@ -115,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     flags = [*long_flags(short), *arguments.sglang_flags]
     try:
-        wrong = twice_given(short, arguments.sglang_flags) or missing_flag(flags)
+        wrong = twice_given(short, arguments.sglang_flags) or missing_flag(flags) or missing_model(flags)
     except ConfigurationError as error:
         wrong = str(error)
     if wrong is not None:
@@ -179,6 +180,16 @@ def missing_flag(flags: Sequence[str]) -> str | None:
         return "no target model: add --model-path PATH."
     if lacks_draft:
         return f"{ALGORITHM} needs a DFlash drafter: add --draft PATH (--speculative-draft-model-path)."
+    return None
+
+
+def missing_model(flags: Sequence[str]) -> str | None:
+    """What to say of a model's path where nothing is; a Hugging Face name is left to SGLang."""
+    given = given_flags(flags)
+    for name in (*TARGET_FLAGS, *DRAFT_FLAGS):
+        path = given.get(name, "")
+        if looks_local(path) and not Path(path).expanduser().exists():
+            return f"{name} {path}: nothing is there. Give a model's folder, or its Hugging Face name."
     return None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from sglang_ddtree_patch.launch.smollm2.gguf_file import GGUFError, GGUFFile
+from sglang_ddtree_patch.launch.weights import save_weights
 
 SPECIAL = 3  # a token's type in the file: control
 WEIGHTS = {
@@ -105,13 +106,12 @@ def read_weight(source: GGUFFile, name: str) -> np.ndarray:
 
 def write_weights(source: GGUFFile, path: Path, dtype: str) -> None:
     import torch
-    from safetensors.torch import save_file
 
     weights = {
         hugging_face_name(name): torch.from_numpy(read_weight(source, name).copy()).to(getattr(torch, dtype))
         for name in source.tensors
     }
-    save_file(weights, path, metadata={"format": "pt"})
+    save_weights(weights, path)
 
 
 def write_tokenizer(source: GGUFFile, folder: Path) -> None:

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from targets import CONFIGS, MAX_POSITIONS
 from tokenizers import Tokenizer
 from vocabulary import BOS_ID, END_ID, PAD_ID, write_tokenizer
+
+from sglang_ddtree_patch.launch.weights import save_weights
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -23,7 +24,7 @@ def write_weights(module: torch.nn.Module, folder: Path, dropped: frozenset[str]
         for name, tensor in module.state_dict().items()
         if name not in dropped
     }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_weights(weights, folder / "model.safetensors")
     return (folder / "model.safetensors").stat().st_size
 
 

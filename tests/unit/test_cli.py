@@ -166,6 +166,8 @@ def test_serve_says_what_is_wrong_with_a_config_file(tmp_path, capsys, data, wor
         (["--model-path", "T"], "--speculative-draft-model-path"),
         ([*MODELS, "--width", "8", "--speculative-num-draft-tokens", "9"], "give one of them"),
         (["--model", "T", "--page-size", "16"], "--speculative-draft-model-path"),
+        (["--model-path", "/nowhere", "--draft", "D"], "--model-path /nowhere: nothing is there"),
+        (["--model", "T", "--draft", "./no/where"], "--speculative-draft-model-path ./no/where: nothing"),
     ],
 )
 def test_serve_refuses_a_missing_model_before_it_starts_anything(flags, words, capsys):

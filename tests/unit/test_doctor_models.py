@@ -108,8 +108,16 @@ def test_a_config_that_cannot_be_read_is_named(content, tmp_path):
     assert (check.status, str(file) in check.found) == (Status.PROBLEM, True)
 
 
-@pytest.mark.parametrize("path", ["/nowhere/model", "nobody/no-such-model"])
-def test_a_model_that_is_not_on_this_machine_is_said_with_what_to_type(path):
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nobody/no-such-model", "hf download nobody/no-such-model config.json"),
+        ("/nowhere/model", "/nowhere/model is no folder."),
+        ("./nowhere", "./nowhere is no folder."),
+        ("some/way/down", "some/way/down is no folder."),
+    ],
+)
+def test_a_model_that_is_not_on_this_machine_is_said_with_what_to_type(path, said):
     (check,) = check_pair(path, path)
     assert check.status is Status.PROBLEM
-    assert f"hf download {path} config.json" in check.found
+    assert said in check.found

@@ -249,6 +249,7 @@ def test_a_drafter_in_the_package_is_expanded_and_a_new_one_again(cache, tmp_pat
         )
         assert torch.allclose(expanded["fc.weight"].float(), weights["fc.weight"], rtol=0, atol=0.03)
         assert (folder / "draft" / "config.json").is_file()
+        assert (folder / "draft" / "model.safetensors").stat().st_mode & 0o444 == 0o444, "not for everybody"
         weights = {"fc.weight": torch.randn(4, 6), "norm.weight": torch.ones(4)}
         int8_rows.write_packed(weights, tmp_path / "config.json", packed)
 
