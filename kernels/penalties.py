@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_ddtree_patch.kernels.tree import TokenTree, unpack_masks
+from sglang_ddtree_patch.kernels.tree.build import TokenTree, unpack_masks
 
 
 @dataclass(frozen=True)

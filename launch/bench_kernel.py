@@ -29,8 +29,8 @@ import torch
 import triton
 
 from sglang_ddtree_patch.attention_kernel import ANY, VENDORS
-from sglang_ddtree_patch.kernels.tree_attention import tree_attention
-from sglang_ddtree_patch.kernels.tree_attention_configs import TreeAttentionConfig
+from sglang_ddtree_patch.kernels.attention.configs import TreeAttentionConfig
+from sglang_ddtree_patch.kernels.attention.tree_attention import tree_attention
 from sglang_ddtree_patch.launch.bench_kernel_options import parse_options
 from sglang_ddtree_patch.launch.kernel_candidates import candidates
 from sglang_ddtree_patch.launch.kernel_contenders import (

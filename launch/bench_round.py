@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 import torch
 import triton
 
-from sglang_ddtree_patch.kernels.accept import accept_greedy, accept_greedy_torch
-from sglang_ddtree_patch.kernels.candidates import top_log_probs, top_log_probs_torch
+from sglang_ddtree_patch.kernels.accept.walk import accept_greedy, accept_greedy_torch
 from sglang_ddtree_patch.kernels.commit import RowBuffers, commit_rows
 from sglang_ddtree_patch.kernels.slots import next_slots, next_slots_torch
-from sglang_ddtree_patch.kernels.tree import build_token_tree, build_token_tree_torch
+from sglang_ddtree_patch.kernels.tree.build import build_token_tree, build_token_tree_torch
+from sglang_ddtree_patch.kernels.tree.candidates import top_log_probs, top_log_probs_torch
 from sglang_ddtree_patch.launch.kernel_timing import REPLAYS, graph_microseconds
 
 MODULE = "sglang_ddtree_patch.launch.bench_round"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from sglang_ddtree_patch.attention_kernel import REFERENCE, TRITON, own_kernel
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.kernels.tree import ancestor_masks
+from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
+from sglang_ddtree_patch.kernels.tree.build import ancestor_masks
 from sglang_ddtree_patch.launch.doctor_probe import report
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 5, 3)  # two branches that fork again
@@ -49,7 +49,7 @@ def main() -> None:
     report("precision", {"dtype": str(dtype).removeprefix("torch."), "tolerance": TOLERANCE[dtype]})
     report(REFERENCE, {kind: relative_error(tree_attention_reference(**i), i) for kind, i in inputs.items()})
 
-    from sglang_ddtree_patch.kernels.tree_attention import tree_attention
+    from sglang_ddtree_patch.kernels.attention.tree_attention import tree_attention
 
     report(
         TRITON,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_ddtree_patch.kernels.tree_attention_configs import TreeAttentionConfig
+from sglang_ddtree_patch.kernels.attention.configs import TreeAttentionConfig
 from sglang_ddtree_patch.launch.kernel_workload import ModelShape
 
 # (block_m, block_n, warps, stages) -> programs a multiprocessor to try.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_ddtree_patch.attention_kernel import build_attention, choose_kernel
-from sglang_ddtree_patch.kernels.verify_attention import AttentionShape
+from sglang_ddtree_patch.kernels.attention.verify_attention import AttentionShape
 from sglang_ddtree_patch.launch.kernel_workload import PAGE_SIZE, Workload
 
 # One call for each copy of the workload's cache, on the batch's queries; returns [batch * rows, heads, dim].

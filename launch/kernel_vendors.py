@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree_patch.kernels.tree import unpack_masks
+from sglang_ddtree_patch.kernels.tree.build import unpack_masks
 from sglang_ddtree_patch.launch.kernel_contenders import Calls, Contender
 from sglang_ddtree_patch.launch.kernel_workload import PAGE_SIZE, Workload
 

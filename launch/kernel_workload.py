@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.kernels.tree import ancestor_masks
+from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
+from sglang_ddtree_patch.kernels.tree.build import ancestor_masks
 
 PAGE_SIZE = 64
 # KV that one CUDA graph reads before it comes back to a buffer: four times an H200's L2.

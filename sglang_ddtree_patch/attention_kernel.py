@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 
 from sglang_ddtree_patch.errors import ConfigurationError
+from sglang_ddtree_patch.kernels.attention.configs import gpu_class
+from sglang_ddtree_patch.kernels.attention.verify_attention import AttentionShape, OneCall, VerifyAttention
 from sglang_ddtree_patch.kernels.device import has_kernels
-from sglang_ddtree_patch.kernels.tree_attention_configs import gpu_class
-from sglang_ddtree_patch.kernels.verify_attention import AttentionShape, OneCall, VerifyAttention
 from sglang_ddtree_patch.settings import (
     AUTO,
     FA3,
@@ -132,7 +132,7 @@ def refusal(kernel: str, shape: AttentionShape, page_size: int, capability: tupl
         return f"only {TRITON} and {REFERENCE} serve sliding windows, and the model has layers with one"
     if kernel == HOPPER:
         return _hopper_refusal(shape, page_size, capability)
-    from sglang_ddtree_patch.kernels.vendor_attention import fa3_refusal, flash_mla_refusal
+    from sglang_ddtree_patch.kernels.attention.vendor_attention import fa3_refusal, flash_mla_refusal
 
     reason = {FA3: fa3_refusal, FLASHMLA: flash_mla_refusal}[kernel](shape, page_size, capability)
     return reason or missing_package(kernel)
@@ -149,7 +149,7 @@ def missing_package(kernel: str) -> str | None:
 
 
 def _hopper_refusal(shape: AttentionShape, page_size: int, capability: tuple[int, int]) -> str | None:
-    from sglang_ddtree_patch.kernels.tree_attention_hopper import supports
+    from sglang_ddtree_patch.kernels.attention.hopper.tree_attention import supports
 
     if supports(shape.head, page_size, capability):
         return None
@@ -165,7 +165,7 @@ def build_attention(
         ImportError: a vendor's package is missing.
     """
     if kernel in VENDORS:
-        from sglang_ddtree_patch.kernels import vendor_attention
+        from sglang_ddtree_patch.kernels.attention import vendor_attention
 
         implementation = vendor_attention.FA3 if kernel == FA3 else vendor_attention.FlashMLA
         return implementation(slot_table, shape, page_size)
@@ -175,13 +175,13 @@ def build_attention(
 def own_function(kernel: str, page_size: int) -> Callable[..., torch.Tensor]:
     """One of our implementations, with the arguments of `tree_attention` but for the page size."""
     if kernel == REFERENCE:
-        from sglang_ddtree_patch.kernels.reference import tree_attention_reference
+        from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
 
         return tree_attention_reference
     if kernel == HOPPER:
-        from sglang_ddtree_patch.kernels.tree_attention_hopper import tree_attention_hopper
+        from sglang_ddtree_patch.kernels.attention.hopper.tree_attention import tree_attention_hopper
 
         return functools.partial(tree_attention_hopper, page_size=page_size)
-    from sglang_ddtree_patch.kernels.tree_attention import tree_attention
+    from sglang_ddtree_patch.kernels.attention.tree_attention import tree_attention
 
     return functools.partial(tree_attention, page_size=page_size)

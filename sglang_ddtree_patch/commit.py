@@ -14,9 +14,9 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
+from sglang_ddtree_patch.kernels.accept.walk import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.device import has_kernels
-from sglang_ddtree_patch.kernels.tree import TokenTree
+from sglang_ddtree_patch.kernels.tree.build import TokenTree
 from sglang_ddtree_patch.slots import RoundSlots
 
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from sglang_ddtree_patch.commit import TargetKVCommit, VerifiedBlock, commit_block
-from sglang_ddtree_patch.kernels.accept import AcceptedPath
-from sglang_ddtree_patch.kernels.tree import TokenTree
+from sglang_ddtree_patch.kernels.accept.walk import AcceptedPath
+from sglang_ddtree_patch.kernels.tree.build import TokenTree
 
 logger = logging.getLogger(__name__)
 

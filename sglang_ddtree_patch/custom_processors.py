@@ -19,7 +19,7 @@ from sglang.srt.layers.sampler import apply_custom_logit_processor
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 from sglang.srt.utils.common import async_d2h
 
-from sglang_ddtree_patch.kernels.tree import TokenTree
+from sglang_ddtree_patch.kernels.tree.build import TokenTree
 
 REQUEST = "__req__"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
+from sglang_ddtree_patch.kernels.tree.build import TokenTree, build_token_tree
 
 
 @dataclass(frozen=True)

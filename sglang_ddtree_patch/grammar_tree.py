@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
-from sglang_ddtree_patch.kernels.tree import TokenTree
+from sglang_ddtree_patch.kernels.tree.build import TokenTree
 
 
 @dataclass(frozen=True)

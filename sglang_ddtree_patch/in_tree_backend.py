@@ -16,7 +16,7 @@ import torch
 
 from sglang_ddtree_patch.attention_kernel import own_function, own_kernel
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.kernels.tree import WORD_BITS, chain_masks, mask_words
+from sglang_ddtree_patch.kernels.tree.build import WORD_BITS, chain_masks, mask_words
 from sglang_ddtree_patch.settings import ALGORITHM
 
 

@@ -9,8 +9,8 @@ import torch
 
 from sglang_ddtree_patch.commit import TargetKVCommit
 from sglang_ddtree_patch.draft_step import rehearse_head
-from sglang_ddtree_patch.kernels.accept import accept_greedy
-from sglang_ddtree_patch.kernels.tree import build_token_tree
+from sglang_ddtree_patch.kernels.accept.walk import accept_greedy
+from sglang_ddtree_patch.kernels.tree.build import build_token_tree
 
 
 def rehearse_small_steps(worker: Any, widths: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
 """The target's choice: the token it puts after every row of the block, by its own rule.
 
 Lossless sampling needs nothing more. Each row draws one token, independently of the other rows and of the
-tree, exactly as plain decoding would after the same prefix; the walk (kernels/accept.py) then goes on for
-as long as a child holds the token drawn. So whatever the tree offers, the text is distributed as the
+tree, exactly as plain decoding would after the same prefix; the walk (kernels/accept/walk.py) then goes on
+for as long as a child holds the token drawn. So whatever the tree offers, the text is distributed as the
 target's own, and the drafter decides only how many tokens a round commits.
 
 The rule is SGLang's own sampler, asked for ``batch * width`` rows instead of ``batch``.
@@ -20,7 +20,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 
 from sglang_ddtree_patch.kernels.penalties import Penalties, penalize_rows
-from sglang_ddtree_patch.kernels.tree import TokenTree
+from sglang_ddtree_patch.kernels.tree.build import TokenTree
 
 
 def adjust_logits(

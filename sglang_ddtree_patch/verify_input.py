@@ -16,7 +16,7 @@ from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 class TreeVerifyInput(DFlashVerifyInput):
     """A target-verify forward over token trees instead of chains."""
 
-    # [batch, width, words] int64 ancestor bitmasks (kernels/tree.py)
+    # [batch, width, words] int64 ancestor bitmasks (kernels/tree/build.py)
     tree_masks: torch.Tensor | None = None
 
 

@@ -2,10 +2,10 @@
 
     slots    slots and positions behind each prefix             slots.py
     draft    DFlash block forward -> candidates a position      draft_step.py
-    tree     best prefixes under the width -> block rows        kernels/tree.py
+    tree     best prefixes under the width -> block rows        kernels/tree/build.py
     verify   target forward over the block                      verify_input.py, backend.py
     choose   the target's own token after every row             target_choice.py
-    accept   walk from the root along the target's tokens       kernels/accept.py
+    accept   walk from the root along the target's tokens       kernels/accept/walk.py
     commit   accepted rows to the front, drafter fed            commit.py
 
 Everything around the round (draft model, pools, prefill, the drafter's KV) is DFlashWorkerV2's.
@@ -37,8 +37,8 @@ from sglang_ddtree_patch.draft_prefix import verify_host_bound
 from sglang_ddtree_patch.draft_step import block_candidates, can_record, draft_candidates
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.grammar_tree import GrammarOnTree
-from sglang_ddtree_patch.kernels.accept import AcceptedPath
-from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree, root_only_tree
+from sglang_ddtree_patch.kernels.accept.walk import AcceptedPath
+from sglang_ddtree_patch.kernels.tree.build import TokenTree, build_token_tree, root_only_tree
 from sglang_ddtree_patch.penalty_history import PenaltyHistory
 from sglang_ddtree_patch.rehearsal import rehearse_small_steps
 from sglang_ddtree_patch.round_result import RoundResult

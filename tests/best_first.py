@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from sglang_ddtree_patch.kernels.tree import TokenTree, mask_words
+from sglang_ddtree_patch.kernels.tree.build import TokenTree, mask_words
 
 ROOT_TOKEN = 7_000_000
 PREFIX_LEN = 1000

@@ -4,7 +4,7 @@ Greedy verification never changes the text, so a round needs no target of its ow
 continuation once, one forward over prompt and continuation gives every hidden state a round would have
 seen, and rounds then walk along the known text. A round at anchor `a` drafts from the context before
 `a`, accepts the longest drafted path that agrees with the text after `a`, and the next anchor is one
-past it (the bonus token). Trees are those a server builds: kernels/tree.py.
+past it (the bonus token). Trees are those a server builds: kernels/tree/build.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from targets import features
 
-from sglang_ddtree_patch.kernels.tree import build_token_tree
+from sglang_ddtree_patch.kernels.tree.build import build_token_tree
 
 CHUNK = 32  # anchors drafted in one forward
 NO_TOKEN = -1  # stands for the text past its end

@@ -17,9 +17,9 @@ import triton
 from compile_tree_attention import CASES, CompileOnly, DriverOf
 from tree_attention_inputs import make_inputs
 
-from sglang_ddtree_patch.kernels import tree_attention_finish as public
-from sglang_ddtree_patch.kernels.tree_attention_configs import SHARED_MEMORY, gpu_class
-from sglang_ddtree_patch.kernels.tree_attention_finish import FinishConfig, finish_attention
+from sglang_ddtree_patch.kernels.attention import finish as public
+from sglang_ddtree_patch.kernels.attention.configs import SHARED_MEMORY, gpu_class
+from sglang_ddtree_patch.kernels.attention.finish import FinishConfig, finish_attention
 
 HOPPER, AMPERE, COMPACT = (9, 0), (8, 0), (8, 9)
 # What `choose_finish_config` may return for each kind of head, largest first, with the most keys at a time.

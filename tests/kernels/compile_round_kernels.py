@@ -15,7 +15,10 @@ import torch
 import triton
 from compile_tree_attention import CompileOnly, DriverOf
 
-from sglang_ddtree_patch.kernels import accept_kernel, candidates_kernel, commit, slots_kernel, tree_kernel
+from sglang_ddtree_patch.kernels import commit, slots_kernel
+from sglang_ddtree_patch.kernels.accept import walk_kernel as accept_kernel
+from sglang_ddtree_patch.kernels.tree import build_kernel as tree_kernel
+from sglang_ddtree_patch.kernels.tree import candidates_kernel
 
 CAPABILITIES = [(8, 0), (9, 0), (10, 0), (12, 0)]
 # Width, block, candidates: the least, the usual, and the largest of each, whose masks have several words.

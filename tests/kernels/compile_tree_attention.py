@@ -22,15 +22,15 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler
 
-from sglang_ddtree_patch.kernels import tree_attention as public
-from sglang_ddtree_patch.kernels.tree_attention_configs import (
+from sglang_ddtree_patch.kernels.attention import tree_attention as public
+from sglang_ddtree_patch.kernels.attention.configs import (
     CONFIGS,
     SHARED_MEMORY,
     TreeAttentionConfig,
     gpu_class,
 )
-from sglang_ddtree_patch.kernels.tree_attention_merge import merge_splits
-from sglang_ddtree_patch.kernels.tree_attention_split import split_attention
+from sglang_ddtree_patch.kernels.attention.merge import merge_splits
+from sglang_ddtree_patch.kernels.attention.split import split_attention
 
 CAPABILITIES = {
     "hopper": [(9, 0)],

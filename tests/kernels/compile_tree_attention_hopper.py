@@ -19,8 +19,8 @@ import triton
 from compile_tree_attention import CompileOnly, DriverOf, Skip
 from tree_attention_inputs import Case, make_inputs
 
-from sglang_ddtree_patch.kernels import tree_attention_hopper as public
-from sglang_ddtree_patch.kernels.tree_attention_configs import HeadShape
+from sglang_ddtree_patch.kernels.attention.configs import HeadShape
+from sglang_ddtree_patch.kernels.attention.hopper import tree_attention as public
 
 GQA = Case(prefixes=(1,), heads=32, kv_heads=8, key_dim=128, value_dim=128, page_size=64)
 CASES = {

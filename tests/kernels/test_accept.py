@@ -1,4 +1,4 @@
-"""kernels/accept.py, in plain PyTorch and as a kernel, against a plain walk over dictionaries."""
+"""kernels/accept/walk.py, in plain PyTorch and as a kernel, against a plain walk over dictionaries."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy, accept_greedy_torch
-from sglang_ddtree_patch.kernels.accept_kernel import accept_greedy_triton
-from sglang_ddtree_patch.kernels.tree import build_token_tree_torch
+from sglang_ddtree_patch.kernels.accept.walk import AcceptedPath, accept_greedy, accept_greedy_torch
+from sglang_ddtree_patch.kernels.accept.walk_kernel import accept_greedy_triton
+from sglang_ddtree_patch.kernels.tree.build import build_token_tree_torch
 
 PREFIX_LEN = 1000
 Accept = Callable[..., AcceptedPath]

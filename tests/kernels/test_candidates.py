@@ -1,12 +1,12 @@
-"""kernels/candidates.py: the best tokens of a row of logits, by the kernels as in plain PyTorch."""
+"""kernels/tree/candidates.py: the best tokens of a row of logits, by the kernels as in plain PyTorch."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sglang_ddtree_patch.kernels.candidates import top_log_probs, top_log_probs_torch
-from sglang_ddtree_patch.kernels.candidates_kernel import top_log_probs_triton
+from sglang_ddtree_patch.kernels.tree.candidates import top_log_probs, top_log_probs_torch
+from sglang_ddtree_patch.kernels.tree.candidates_kernel import top_log_probs_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sglang_ddtree_patch.commit import move_by_offset, path_hidden_states
-from sglang_ddtree_patch.kernels.accept import AcceptedPath, accept_greedy
+from sglang_ddtree_patch.kernels.accept.walk import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.commit import RowBuffers, commit_rows
 
 LAYERS = 3

@@ -9,11 +9,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_ddtree_patch.kernels.accept import accept_greedy_torch
-from sglang_ddtree_patch.kernels.accept_kernel import accept_greedy_triton
+from sglang_ddtree_patch.kernels.accept.walk import accept_greedy_torch
+from sglang_ddtree_patch.kernels.accept.walk_kernel import accept_greedy_triton
 from sglang_ddtree_patch.kernels.commit import RowBuffers, commit_rows
-from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree_torch, unpack_masks
-from sglang_ddtree_patch.kernels.tree_kernel import build_token_tree_triton
+from sglang_ddtree_patch.kernels.tree.build import TokenTree, build_token_tree_torch, unpack_masks
+from sglang_ddtree_patch.kernels.tree.build_kernel import build_token_tree_triton
 
 VOCABULARY = 5
 ROOT = 3

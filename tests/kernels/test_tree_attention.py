@@ -12,14 +12,14 @@ import triton.language as tl
 from tree_attention_checks import HAS_GPU, MANY_SPLITS, TOLERANCE, attend, check, everywhere
 from tree_attention_inputs import MLA, Case, make_inputs
 
-from sglang_ddtree_patch.kernels.tree_attention import tree_attention, workspace_size
-from sglang_ddtree_patch.kernels.tree_attention_configs import (
+from sglang_ddtree_patch.kernels.attention.configs import (
     HeadShape,
     TreeAttentionConfig,
     choose_config,
     split_count,
 )
-from sglang_ddtree_patch.kernels.tree_attention_split import split_plan
+from sglang_ddtree_patch.kernels.attention.split import split_plan
+from sglang_ddtree_patch.kernels.attention.tree_attention import tree_attention, workspace_size
 
 
 @everywhere

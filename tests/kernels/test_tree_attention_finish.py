@@ -7,13 +7,13 @@ import pytest
 import torch
 from tree_attention_inputs import MLA, Case, exact, make_inputs
 
-from sglang_ddtree_patch.kernels.prefix_pages import PrefixPages, fill_prefix_pages
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.kernels.tree_attention_finish import (
+from sglang_ddtree_patch.kernels.attention.finish import (
     FinishConfig,
     choose_finish_config,
     finish_tree_attention,
 )
+from sglang_ddtree_patch.kernels.attention.prefix_pages import PrefixPages, fill_prefix_pages
+from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
 
 HAS_GPU = torch.cuda.is_available()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

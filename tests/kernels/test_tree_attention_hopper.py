@@ -7,7 +7,7 @@ import pytest
 import torch
 from tree_attention_inputs import MLA, Case, make_inputs
 
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
+from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
 
 GQA = Case(heads=32, kv_heads=8, key_dim=128, value_dim=128, page_size=64)
 SHAPES = {
@@ -27,7 +27,7 @@ def attend():
     """Run the kernels into a poisoned output."""
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("these kernels are Hopper's own")
-    from sglang_ddtree_patch.kernels.tree_attention_hopper import tree_attention_hopper
+    from sglang_ddtree_patch.kernels.attention.hopper.tree_attention import tree_attention_hopper
 
     def run(inputs: dict, page_size: int, **options: object) -> torch.Tensor:
         query, value_dim = inputs["query"], inputs["value_cache"].shape[2]

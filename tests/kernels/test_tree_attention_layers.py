@@ -10,9 +10,9 @@ import triton.language as tl
 from tree_attention_checks import HAS_GPU, MANY_SPLITS, attend, check, everywhere
 from tree_attention_inputs import E4M3_BITS, FLOAT8, MLA, Case, make_inputs
 
-from sglang_ddtree_patch.kernels.tree_attention import plan_tree_attention
-from sglang_ddtree_patch.kernels.tree_attention_configs import INTERPRETER_CONFIG, HeadShape
-from sglang_ddtree_patch.kernels.tree_attention_split import float_of
+from sglang_ddtree_patch.kernels.attention.configs import INTERPRETER_CONFIG, HeadShape
+from sglang_ddtree_patch.kernels.attention.split import float_of
+from sglang_ddtree_patch.kernels.attention.tree_attention import plan_tree_attention
 
 ONE_HEAD = Case(heads=2, kv_heads=1)
 HEADS = ONE_HEAD.with_(heads=6, kv_heads=2)  # groups of 3

@@ -1,4 +1,4 @@
-"""kernels/tree_kernel.py against the heap, and by the thousand against kernels/tree.py where there is a GPU.
+"""kernels/tree/build_kernel.py against the heap, and by the thousand against build.py where there is a GPU.
 
 Without one the kernel runs in Triton's interpreter, some 10 ms a row: a few hundred trees, mostly narrow.
 """
@@ -19,8 +19,8 @@ from best_first import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree, build_token_tree_torch
-from sglang_ddtree_patch.kernels.tree_kernel import build_token_tree_triton
+from sglang_ddtree_patch.kernels.tree.build import TokenTree, build_token_tree, build_token_tree_torch
+from sglang_ddtree_patch.kernels.tree.build_kernel import build_token_tree_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

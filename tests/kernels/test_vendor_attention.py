@@ -8,14 +8,14 @@ import torch
 from tree_attention_inputs import Case, exact, make_inputs
 
 from sglang_ddtree_patch.attention_kernel import FA3, FLASHMLA, build_attention
-from sglang_ddtree_patch.kernels.prefix_pages import PrefixPages
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.kernels.vendor_attention import (
+from sglang_ddtree_patch.kernels.attention.prefix_pages import PrefixPages
+from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
+from sglang_ddtree_patch.kernels.attention.vendor_attention import (
     PrefixThenTree,
     fa3_refusal,
     flash_mla_refusal,
 )
-from sglang_ddtree_patch.kernels.verify_attention import AttentionShape, VerifyAttention
+from sglang_ddtree_patch.kernels.attention.verify_attention import AttentionShape, VerifyAttention
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 GQA = Case(heads=32, kv_heads=8, key_dim=128, value_dim=128, page_size=64)

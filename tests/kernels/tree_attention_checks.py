@@ -6,9 +6,9 @@ import pytest
 import torch
 from tree_attention_inputs import E4M3_BITS, Case, make_inputs
 
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.kernels.tree_attention import plan_tree_attention, tree_attention
-from sglang_ddtree_patch.kernels.tree_attention_configs import HeadShape, TreeAttentionConfig
+from sglang_ddtree_patch.kernels.attention.configs import HeadShape, TreeAttentionConfig
+from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
+from sglang_ddtree_patch.kernels.attention.tree_attention import plan_tree_attention, tree_attention
 
 HAS_GPU = torch.cuda.is_available()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

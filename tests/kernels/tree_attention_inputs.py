@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sglang_ddtree_patch.kernels.tree import ancestor_masks, unpack_masks
+from sglang_ddtree_patch.kernels.tree.build import ancestor_masks, unpack_masks
 
 
 @dataclass(frozen=True)

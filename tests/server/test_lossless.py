@@ -96,7 +96,7 @@ def test_log_probs_and_the_speculative_counts_agree_with_the_tokens(
         assert ours[0] == pytest.approx(stock[0], abs=1e-4)
     meta = answer.meta
     histogram = meta["spec_correct_drafts_histogram"]
-    # One definition each (kernels/accept.py): a round commits its accept length and the bonus token.
+    # One definition each (kernels/accept/walk.py): a round commits its accept length and the bonus token.
     assert sum(histogram) == meta["spec_verify_ct"]
     accepted = sum(length * rounds for length, rounds in enumerate(histogram))
     assert accepted == meta["spec_num_correct_drafts"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
+from sglang_ddtree_patch.kernels.tree.build import TokenTree, build_token_tree
 
 
 def random_tree(

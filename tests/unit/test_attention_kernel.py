@@ -21,7 +21,7 @@ from sglang_ddtree_patch.attention_kernel import (
     own_kernel,
 )
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.kernels.verify_attention import AttentionShape
+from sglang_ddtree_patch.kernels.attention.verify_attention import AttentionShape
 
 GQA = AttentionShape(32, 8, 128, 128, value_is_key=False, dtype=torch.bfloat16)
 WIDE = AttentionShape(16, 8, 256, 256, value_is_key=False, dtype=torch.bfloat16)

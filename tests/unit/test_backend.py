@@ -13,8 +13,8 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_ddtree_patch import backend
 from sglang_ddtree_patch.backend import DDTreeVerifyBackend
 from sglang_ddtree_patch.cpu_kv_pool import CpuMHATokenToKVPool
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.kernels.tree import ancestor_masks
+from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
+from sglang_ddtree_patch.kernels.tree.build import ancestor_masks
 from sglang_ddtree_patch.verify_input import TreeVerifyInput
 
 HEADS, KV_HEADS, DIM = 4, 2, 16

@@ -13,8 +13,8 @@ import torch
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.in_tree_backend import InTreeVerifyBackend, block_masks, in_front_of, pack_masks
 from sglang_ddtree_patch.in_tree_commit import committing, move_rows
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.kernels.tree import ancestor_masks, chain_masks, unpack_masks
+from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
+from sglang_ddtree_patch.kernels.tree.build import ancestor_masks, chain_masks, unpack_masks
 
 VERIFY = SimpleNamespace(is_target_verify=lambda: True, is_idle=lambda: False)
 PREFILL = SimpleNamespace(is_target_verify=lambda: False)

@@ -13,7 +13,7 @@ from small_target import DRAFTERS, PROMPT, VOCABULARY, Rule, draft_tree, samplin
 from test_penalties import KINDS, Batch, Request
 
 from sglang_ddtree_patch.grammar_tree import child_links
-from sglang_ddtree_patch.kernels.tree import TokenTree
+from sglang_ddtree_patch.kernels.tree.build import TokenTree
 from sglang_ddtree_patch.penalty_history import PenaltyHistory
 from sglang_ddtree_patch.seeded_sampler import SeededSampler
 from sglang_ddtree_patch.target_choice import adjust_logits, choose_tokens

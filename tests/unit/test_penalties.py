@@ -11,7 +11,7 @@ from random_trees import branch, random_tree
 from sglang.srt.sampling import penaltylib
 
 from sglang_ddtree_patch.kernels.penalties import Penalties, branch_tokens, penalize_rows
-from sglang_ddtree_patch.kernels.tree import TokenTree, unpack_masks
+from sglang_ddtree_patch.kernels.tree.build import TokenTree, unpack_masks
 from sglang_ddtree_patch.penalty_history import PenaltyHistory, is_penalized
 
 VOCABULARY = 12

@@ -1,4 +1,4 @@
-"""kernels/reference.py against a dense masked softmax in float64, gathered one key at a time."""
+"""kernels/attention/reference.py against a dense masked softmax in float64, gathered one key at a time."""
 
 import math
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
-from sglang_ddtree_patch.kernels.tree import ancestor_masks
+from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
+from sglang_ddtree_patch.kernels.tree.build import ancestor_masks
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.commit import VerifiedBlock, commit_block
 from sglang_ddtree_patch.commit_graphs import CapturedVerify, CommitGraph, CommitGraphs, commit_captured, pack
 from sglang_ddtree_patch.draft_graph import RecordedTrees
-from sglang_ddtree_patch.kernels.tree import TokenTree, build_token_tree
+from sglang_ddtree_patch.kernels.tree.build import TokenTree, build_token_tree
 
 DRAFT, CANDIDATES, VOCABULARY, SIZE, POOL = 5, 3, 11, 4, 400
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -1,4 +1,4 @@
-"""kernels/tree.py in plain PyTorch against a heap that pops one prefix at a time (best_first.py)."""
+"""kernels/tree/build.py in plain PyTorch against a heap that pops one prefix at a time (best_first.py)."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from best_first import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_ddtree_patch.kernels.tree import (
+from sglang_ddtree_patch.kernels.tree.build import (
     TokenTree,
     ancestor_masks,
     build_token_tree_torch,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sglang_ddtree_patch.block import BlockSizes
-from sglang_ddtree_patch.kernels.tree import build_token_tree_torch
+from sglang_ddtree_patch.kernels.tree.build import build_token_tree_torch
 from sglang_ddtree_patch.round_result import RoundResult, settle_round
 from sglang_ddtree_patch.round_times import Untimed
 from sglang_ddtree_patch.width_choice import ChosenWidth, FixedWidth

@@ -13,7 +13,10 @@ def load() -> None:
     if not os.environ.get("DDTREE_TEST_KERNELS"):
         return
     from sglang_ddtree_patch import attention_kernel, commit, draft_step
-    from sglang_ddtree_patch.kernels import accept, candidates, slots, tree
+    from sglang_ddtree_patch.kernels import slots
+    from sglang_ddtree_patch.kernels.accept import walk as accept
+    from sglang_ddtree_patch.kernels.tree import build as tree
+    from sglang_ddtree_patch.kernels.tree import candidates
 
     for module in (attention_kernel, commit, draft_step, accept, candidates, slots, tree):
         module.has_kernels = lambda device: True

@@ -1,6 +1,6 @@
 """One split of tree verify attention on Hopper for MLA: one latent head whose value is its key's front.
 
-The same tile, partial results and merge as tree_attention_split.py. Two warpgroups share a tile of 64 packed
+The same tile, partial results and merge as attention/split.py. Two warpgroups share a tile of 64 packed
 rows: each takes half of a block's keys for ``q k`` and half of the value columns for ``p v``, so the latent
 tile is in shared memory once. The next block's TMA is issued before this block's softmax.
 
@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from sglang_ddtree_patch.kernels.tree_attention_hopper_parts import (
+from sglang_ddtree_patch.kernels.attention.hopper.parts import (
     LOAD_KEYS,
     NOTHING_SEEN,
     cap_logits,

@@ -21,14 +21,14 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_ddtree_patch.kernels.tree_attention_configs import INTERPRETER_SM_COUNT, device_properties
-from sglang_ddtree_patch.kernels.tree_attention_split import (
+from sglang_ddtree_patch.kernels.attention.configs import INTERPRETER_SM_COUNT, device_properties
+from sglang_ddtree_patch.kernels.attention.split import (
     NOTHING_SEEN,
     _accumulate,
     _load_columns,
     _logits,
 )
-from sglang_ddtree_patch.kernels.tree_attention_visible import WORD_BITS
+from sglang_ddtree_patch.kernels.attention.visible import WORD_BITS
 
 LOG2_E = 1.4426950408889634
 SMALLEST_DOT = 16  # columns a tensor-core product takes at least

@@ -1,6 +1,6 @@
 """One split of tree verify attention on Hopper, for separate keys and values: GQA, MHA, MQA.
 
-The same tile, partial results and merge as tree_attention_split.py, with roles for the warps. One warp loads:
+The same tile, partial results and merge as attention/split.py, with roles for the warps. One warp loads:
 TMA brings key and value blocks into rings of shared buffers. ``CONSUMERS`` warpgroups attend, 64 packed rows
 each, and all read the same ring, so a block passes from the L2 cache once for up to 192 rows; without that
 wide trees are held up by L2, which levels off at 7 to 8 TB/s.
@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from sglang_ddtree_patch.kernels.tree_attention_hopper_parts import (
+from sglang_ddtree_patch.kernels.attention.hopper.parts import (
     LOAD_KEYS,
     NOTHING_SEEN,
     cap_logits,

@@ -1,4 +1,4 @@
-"""Tree build as one Triton launch: the same trees as `kernels/tree.py`, row for row, one program a request.
+"""Tree build as one Triton launch: the same trees as `build.py`, row for row, one program a request.
 
 The tree is grown best first, one row a step. Siblings come sorted, so a row needs to offer one child only:
 its best candidate that is not in the tree yet. A step takes the best child on offer of all rows, and then
@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_ddtree_patch.kernels.tree import WORD_BITS, TokenTree, mask_words
+from sglang_ddtree_patch.kernels.tree.build import WORD_BITS, TokenTree, mask_words
 
 WARP = 32
 # The bits of an infinite float: no cost reaches it but an impossible candidate's.

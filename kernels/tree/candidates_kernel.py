@@ -1,4 +1,4 @@
-"""Candidates in two Triton launches, as `kernels/candidates.py` defines them.
+"""Candidates in two Triton launches, as `kernels/tree/candidates.py` defines them.
 
 The first reads all logits once: of each tile of a row its maximum and its sum of exponentials. The
 ``count`` best logits of a row stand in the ``count`` tiles of the best maxima (first tiles first), because

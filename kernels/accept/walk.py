@@ -9,7 +9,7 @@ The counts a round produces are defined here and nowhere else:
 
 so a round always commits at least one token, and exactly one where the drafter was wrong at once.
 
-On NVIDIA GPUs `accept_greedy` is one launch of `kernels/accept_kernel.py`; the code here is what that is
+On NVIDIA GPUs `accept_greedy` is one launch of `kernels/accept/walk_kernel.py`; the code here is what that is
 tested against, and what runs everywhere else.
 """
 
@@ -55,7 +55,7 @@ def accept_greedy(
         ``rows[k]`` to offset ``k`` is the identity there, whatever the length.
     """
     if has_kernels(tree_tokens.device):
-        from sglang_ddtree_patch.kernels.accept_kernel import accept_greedy_triton
+        from sglang_ddtree_patch.kernels.accept.walk_kernel import accept_greedy_triton
 
         return accept_greedy_triton(tree_tokens, parents, predictions, path, prefix_lens)
     return accept_greedy_torch(tree_tokens, parents, predictions, path, prefix_lens)

@@ -10,7 +10,7 @@ The order of the sum is fixed, so two runs give the same bits.
 import triton
 import triton.language as tl
 
-from sglang_ddtree_patch.kernels.tree_attention_split import NO_WINDOW, NOTHING_SEEN, split_plan
+from sglang_ddtree_patch.kernels.attention.split import NO_WINDOW, NOTHING_SEEN, split_plan
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree_patch.kernels.tree_attention_configs import HeadShape
+from sglang_ddtree_patch.kernels.attention.configs import HeadShape
 
 
 @dataclass(frozen=True)

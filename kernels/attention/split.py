@@ -7,7 +7,7 @@ the keys, so every key it loads serves all tree rows and all heads of the tile. 
     partial      acc / l    the split's own softmax average of the values, float32
     partial_lse  m + log2 l the base-2 log of the split's softmax denominator
 
-for `tree_attention_merge` to combine. With logits ``s`` scaled to base 2, ``m`` is the running maximum, ``l``
+for merge.py to combine. With logits ``s`` scaled to base 2, ``m`` is the running maximum, ``l``
 the running sum of ``2^(s - m)`` and ``acc`` the sum of ``2^(s - m) v`` (the online softmax of FlashAttention,
 arXiv 2205.14135; splitting along the keys is Flash-Decoding's).
 
@@ -26,7 +26,7 @@ its depth is the number of rows it sees less one.
 import triton
 import triton.language as tl
 
-from sglang_ddtree_patch.kernels.tree_attention_visible import row_depths, visible_keys
+from sglang_ddtree_patch.kernels.attention.visible import row_depths, visible_keys
 
 # A finite stand-in for minus infinity: subtracting it from itself gives 0, not NaN, so a split in which
 # a row sees nothing comes out as zeros with a weight of 0 in the merge.

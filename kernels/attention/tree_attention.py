@@ -5,9 +5,9 @@ For row ``i`` of a request with committed length ``p``, over its keys ``k_0 .. k
     out_i = softmax_j(softmax_scale * q_i . k_j + m_ij) v_j
 
 where ``m_ij`` is 0 for every ``j < p`` and for the block rows that row ``i`` may see, and minus infinity
-otherwise (`kernels/reference.py` says the same in plain PyTorch, windows and sinks included). Only the last
-``rows`` positions need a mask: the prefix is dense, so its keys are loaded once for all tree rows and all
-heads that share them, and many programs share the work of one long request.
+otherwise (reference.py beside this says the same in plain PyTorch, windows and sinks included). Only the
+last ``rows`` positions need a mask: the prefix is dense, so its keys are loaded once for all tree rows and
+all heads that share them, and many programs share the work of one long request.
 
 Two launches: `split_attention` leaves one partial result a split, `merge_splits` combines them. Lengths are
 read on the device and grid and workspace depend on shapes alone, so a CUDA graph captured once serves
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from sglang_ddtree_patch.kernels.tree_attention_configs import (
+from sglang_ddtree_patch.kernels.attention.configs import (
     INTERPRETER_CONFIG,
     INTERPRETER_SM_COUNT,
     HeadShape,
@@ -31,8 +31,8 @@ from sglang_ddtree_patch.kernels.tree_attention_configs import (
     device_properties,
     split_count,
 )
-from sglang_ddtree_patch.kernels.tree_attention_merge import merge_splits
-from sglang_ddtree_patch.kernels.tree_attention_split import NO_WINDOW, split_attention
+from sglang_ddtree_patch.kernels.attention.merge import merge_splits
+from sglang_ddtree_patch.kernels.attention.split import NO_WINDOW, split_attention
 
 LOG2_E = 1.4426950408889634
 SMALLEST_DOT = 16  # columns a tensor-core product takes at least

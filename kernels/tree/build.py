@@ -13,8 +13,8 @@ and no data-dependent shape.
 Ties break by score (higher first), then depth (shallower first), then ranks (lexicographically
 smaller first), on every device and every rank of a tensor-parallel group alike.
 
-On NVIDIA GPUs `build_token_tree` is one launch of `kernels/tree_kernel.py`; the code here is what that is
-tested against, and what runs everywhere else.
+On NVIDIA GPUs `build_token_tree` is one launch of `kernels/tree/build_kernel.py`; the code here is what that
+is tested against, and what runs everywhere else.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def build_token_tree(
         TokenTree on the device of ``root_tokens``.
     """
     if has_kernels(root_tokens.device):
-        from sglang_ddtree_patch.kernels.tree_kernel import build_token_tree_triton
+        from sglang_ddtree_patch.kernels.tree.build_kernel import build_token_tree_triton
 
         return build_token_tree_triton(root_tokens, candidate_tokens, log_probs, width, prefix_lens)
     return build_token_tree_torch(root_tokens, candidate_tokens, log_probs, width, prefix_lens)

@@ -13,11 +13,11 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sglang_ddtree_patch.kernels.tree_attention import LOG2_E, check_inputs, cut_workspace
-from sglang_ddtree_patch.kernels.tree_attention_configs import HeadShape, device_properties
-from sglang_ddtree_patch.kernels.tree_attention_hopper_gqa import split_attention_hopper
-from sglang_ddtree_patch.kernels.tree_attention_hopper_mla import split_attention_hopper_mla
-from sglang_ddtree_patch.kernels.tree_attention_merge import merge_splits
+from sglang_ddtree_patch.kernels.attention.configs import HeadShape, device_properties
+from sglang_ddtree_patch.kernels.attention.hopper.gqa import split_attention_hopper
+from sglang_ddtree_patch.kernels.attention.hopper.mla import split_attention_hopper_mla
+from sglang_ddtree_patch.kernels.attention.merge import merge_splits
+from sglang_ddtree_patch.kernels.attention.tree_attention import LOG2_E, check_inputs, cut_workspace
 
 CONSUMER_ROWS = 64  # packed rows of a warpgroup, the smallest wgmma tile
 LOAD_KEYS = 64  # keys of a TMA load, all of one page

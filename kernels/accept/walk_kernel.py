@@ -1,4 +1,4 @@
-"""Accept as one Triton launch: the same walks as `kernels/accept.py`, one program a request.
+"""Accept as one Triton launch: the same walks as `kernels/accept/walk.py`, one program a request.
 
 Which rows carry what the target chose after their parent does not depend on the walk, so all rows look that
 up at once, and the others are taken out. What is left of a walk step is one reduction over the warp: the
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_ddtree_patch.kernels.accept import AcceptedPath
+from sglang_ddtree_patch.kernels.accept.walk import AcceptedPath
 
 WARP = 32
 

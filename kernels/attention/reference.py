@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_ddtree_patch.kernels.tree import unpack_masks
+from sglang_ddtree_patch.kernels.tree.build import unpack_masks
 
 
 def tree_attention_reference(

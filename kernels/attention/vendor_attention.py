@@ -1,7 +1,7 @@
 """Tree verify attention with a vendor's kernel on the dense prefix: FA3 for GQA, FlashMLA for MLA.
 
 Every tree row sees the whole prefix, so that part needs no mask and any fast kernel will do; tree and merge
-are one launch of ours behind it (`tree_attention_finish`). Both kernels come with SGLang's own wheels and
+are one launch of ours behind it (finish.py). Both kernels come with SGLang's own wheels and
 are imported when an implementation is built. Their page tables are as wide as the slot table, which only
 sizes their grids: lengths are read on the device.
 """
@@ -12,9 +12,9 @@ from abc import abstractmethod
 
 import torch
 
-from sglang_ddtree_patch.kernels.prefix_pages import PrefixPages, fill_prefix_pages
-from sglang_ddtree_patch.kernels.tree_attention_finish import finish_tree_attention
-from sglang_ddtree_patch.kernels.verify_attention import AttentionShape, VerifyAttention
+from sglang_ddtree_patch.kernels.attention.finish import finish_tree_attention
+from sglang_ddtree_patch.kernels.attention.prefix_pages import PrefixPages, fill_prefix_pages
+from sglang_ddtree_patch.kernels.attention.verify_attention import AttentionShape, VerifyAttention
 
 FLASH_MLA_PAGE = 64
 HALF_TYPES = (torch.bfloat16, torch.float16)

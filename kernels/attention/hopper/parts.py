@@ -18,7 +18,7 @@ def owned_blocks(
 ):
     """The request of a split and its run of key blocks: ``(request, first, count)``.
 
-    `split_plan` in tree_attention_split.py in Gluon's words; the merge finds the same splits through it.
+    `split_plan` in attention/split.py in Gluon's words; the merge finds the same splits through it.
     A split that the lengths leave without work has no blocks, of the last request.
     """
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])

@@ -3,7 +3,7 @@
     log_prob_k = logit_k - log sum_v exp(logit_v)
 
 Best first; of equal logits the smaller token comes first. On NVIDIA GPUs that is two launches of
-`kernels/candidates_kernel.py`; the code here is what they are tested against, and what runs elsewhere.
+`kernels/tree/candidates_kernel.py`; the code here is what they are tested against, and what runs elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def top_log_probs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch
         log_probs: [rows, count] float32, not increasing along a row; NaN where the row holds a NaN.
     """
     if has_kernels(logits.device):
-        from sglang_ddtree_patch.kernels.candidates_kernel import top_log_probs_triton
+        from sglang_ddtree_patch.kernels.tree.candidates_kernel import top_log_probs_triton
 
         return top_log_probs_triton(logits, count)
     return top_log_probs_torch(logits, count)
