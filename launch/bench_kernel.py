@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 import torch
 import triton
 
-from sglang_ddtree_patch.attention_kernel import ANY, VENDORS
+from sglang_ddtree_patch.attention.kernel_choice import ANY, VENDORS
 from sglang_ddtree_patch.kernels.attention.configs import TreeAttentionConfig
 from sglang_ddtree_patch.kernels.attention.tree_attention import tree_attention
 from sglang_ddtree_patch.launch.bench_kernel_options import parse_options

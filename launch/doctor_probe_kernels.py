@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_ddtree_patch.attention_kernel import REFERENCE, TRITON, own_kernel
+from sglang_ddtree_patch.attention.kernel_choice import REFERENCE, TRITON, own_kernel
 from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
 from sglang_ddtree_patch.kernels.tree.build import ancestor_masks
 from sglang_ddtree_patch.launch.doctor_probe import report

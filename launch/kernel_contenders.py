@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_ddtree_patch.attention_kernel import build_attention, choose_kernel
+from sglang_ddtree_patch.attention.kernel_choice import build_attention, choose_kernel
 from sglang_ddtree_patch.kernels.attention.verify_attention import AttentionShape
 from sglang_ddtree_patch.launch.kernel_workload import PAGE_SIZE, Workload
 

@@ -24,7 +24,7 @@ from sglang_ddtree_patch.patches.tree import PatchRefusedError, SglangTree
 
 VERIFY_SEAM = "attn_backend_wrapper"
 SPECULATIVE = "sglang/srt/speculative/"
-OUR_MODULES = b"sglang_ddtree_patch.in_tree_"
+OUR_MODULES = b"sglang_ddtree_patch.in_tree."
 _VERIFY_TAKES = ("batch", "page_size")
 RECIPE = "docs/patches.md says how to do it by hand"
 
@@ -169,7 +169,7 @@ def _route_verify(source: Source, function: ast.FunctionDef) -> None:
         function.body[1 if is_docstring else 0],
         [
             "# sglang-ddtree-patch: trees are verified by its kernels, in front of any backend.",
-            "from sglang_ddtree_patch.in_tree_backend import in_front_of",
+            "from sglang_ddtree_patch.in_tree.backend import in_front_of",
             "",
             f"{backend} = in_front_of({runner}, {backend})",
         ],
@@ -185,7 +185,7 @@ def _route_commit(source: Source, statement: ast.stmt, call: ast.Call) -> None:
         statement,
         [
             "# sglang-ddtree-patch: accepted rows move to the front of the block, at any page size.",
-            "from sglang_ddtree_patch.in_tree_commit import committing",
+            "from sglang_ddtree_patch.in_tree.commit import committing",
             "",
         ],
     )

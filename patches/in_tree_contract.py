@@ -1,4 +1,4 @@
-"""What the two halves of in_tree_*.py use of the SGLang around a DDTREE port, looked for before patching it.
+"""What sglang_ddtree_patch/in_tree uses of the SGLang around a DDTREE port, looked for before patching it.
 
 The names are those of SGLang's first speculative schema (`dflash_worker.py`), which ports build on.
 """

@@ -31,7 +31,7 @@ class DDTreeAlgorithm(CustomSpecAlgo):
         return True
 
     def supports_grammar_overlap(self) -> bool:
-        """The round itself walks the grammars over the last one's tokens (grammar_tree.py)."""
+        """The round itself walks the grammars over the last one's tokens (sampling/grammar_tree.py)."""
         return True
 
     # The scheduler calls the next three on every algorithm, and `CustomSpecAlgo` lacks them.

@@ -23,7 +23,7 @@ from sglang.srt.arg_groups.overrides import (
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
-from sglang_ddtree_patch.attention_kernel import REFERENCE, own_kernel
+from sglang_ddtree_patch.attention.kernel_choice import REFERENCE, own_kernel
 from sglang_ddtree_patch.contract_check import installed_release
 from sglang_ddtree_patch.draft_config import check_vocabulary, trained_block_size
 from sglang_ddtree_patch.errors import ConfigurationError

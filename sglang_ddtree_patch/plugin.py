@@ -48,13 +48,13 @@ def _register() -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_ddtree_patch.algorithm import DDTreeAlgorithm
-    from sglang_ddtree_patch.allocation import row_headroom
     from sglang_ddtree_patch.arguments import put_backend_in_front, take_backend_out
-    from sglang_ddtree_patch.finish import (
+    from sglang_ddtree_patch.round.allocation import row_headroom
+    from sglang_ddtree_patch.round.finish import (
         continue_from_what_was_shown,
         finish_where_plain_decoding_would,
     )
-    from sglang_ddtree_patch.requests import check_values, disarm, validate_request
+    from sglang_ddtree_patch.sampling.requests import check_values, disarm, validate_request
 
     add_attention_backend_choices([BACKEND])
     add_draft_attention_backend_choices([BACKEND])
@@ -98,20 +98,20 @@ def _register() -> None:
 
 def _settle_round(tokens: Any, *call: Any, **named: Any) -> None:
     # Late, as the backend.
-    from sglang_ddtree_patch.round_result import settle_round
+    from sglang_ddtree_patch.round.result import settle_round
 
     settle_round(tokens, *call, **named)
 
 
 def _create_backend(runner: Any) -> Any:
     # Late: the backend imports model code that processes without a model never need.
-    from sglang_ddtree_patch.backend import create_backend
+    from sglang_ddtree_patch.attention.backend import create_backend
 
     return create_backend(runner)
 
 
 def _worker_class(server_args: Any) -> type:
-    from sglang_ddtree_patch.worker import DDTreeWorker
+    from sglang_ddtree_patch.round.worker import DDTreeWorker
 
     return DDTreeWorker
 

@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tree=.mypy_cache/tree
 rm -rf "$tree"
 mkdir -p "$tree/sglang_ddtree_patch"
-for path in "$PWD"/sglang_ddtree_patch/*.py "$PWD"/{kernels,patches,launch}; do
+for path in "$PWD"/sglang_ddtree_patch/* "$PWD"/{kernels,patches,launch}; do
     ln -s "$path" "$tree/sglang_ddtree_patch/"
 done
 MYPYPATH=$tree "${1:-mypy}" --no-site-packages --package sglang_ddtree_patch

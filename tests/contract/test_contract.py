@@ -34,14 +34,14 @@ KERNELS = sorted((REPOSITORY / "kernels").glob("**/*.py"))
 SUBCLASSES = {
     "speculative.spec_registry.CustomSpecAlgo": ("algorithm.py", "DDTreeAlgorithm"),
     "speculative.spec_info.SpeculativeAlgorithm": ("algorithm.py", "DDTreeAlgorithm"),
-    "speculative.dflash_worker_v2.DFlashWorkerV2": ("worker.py", "DDTreeWorker"),
-    "speculative.dflash_info_v2.DFlashDraftInputV2": ("verify_input.py", "DDTreeDraftInput"),
-    "managers.utils.GenerationBatchResult": ("round_result.py", "RoundResult"),
-    "layers.sampler.Sampler": ("seeded_sampler.py", "SeededSampler"),
-    "layers.attention.base_attn_backend.AttentionBackend": ("backend.py", "DDTreeVerifyBackend"),
-    "platforms.interface.SRTPlatform": ("cpu_platform.py", "DDTreeCpuPlatform"),
-    "platforms.device_mixin.DeviceMixin": ("cpu_platform.py", "DDTreeCpuPlatform"),
-    "mem_cache.memory_pool.MHATokenToKVPool": ("cpu_kv_pool.py", "CpuMHATokenToKVPool"),
+    "speculative.dflash_worker_v2.DFlashWorkerV2": ("round/worker.py", "DDTreeWorker"),
+    "speculative.dflash_info_v2.DFlashDraftInputV2": ("round/verify_input.py", "DDTreeDraftInput"),
+    "managers.utils.GenerationBatchResult": ("round/result.py", "RoundResult"),
+    "layers.sampler.Sampler": ("sampling/seeded_sampler.py", "SeededSampler"),
+    "layers.attention.base_attn_backend.AttentionBackend": ("attention/backend.py", "DDTreeVerifyBackend"),
+    "platforms.interface.SRTPlatform": ("cpu/platform.py", "DDTreeCpuPlatform"),
+    "platforms.device_mixin.DeviceMixin": ("cpu/platform.py", "DDTreeCpuPlatform"),
+    "mem_cache.memory_pool.MHATokenToKVPool": ("cpu/kv_pool.py", "CpuMHATokenToKVPool"),
 }
 PASSES_EVERYTHING_ON = ("*args", "**kwargs")
 

@@ -80,7 +80,7 @@ def plain_head(vocabulary: int, padding: int) -> SimpleNamespace:
 def test_our_path_through_the_head_gives_sglangs_candidates(monkeypatch):
     from sglang.srt.models import dflash
 
-    from sglang_ddtree_patch import draft_step
+    from sglang_ddtree_patch.round import draft_step
 
     for module in (dflash, draft_step):
         monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(tp_size=1))
@@ -104,7 +104,7 @@ def test_our_path_through_the_head_gives_sglangs_candidates(monkeypatch):
     ids=["sharded", "float8", "quantized"],
 )
 def test_other_heads_take_sglangs_path(monkeypatch, weight, quant_method, tp_size):
-    from sglang_ddtree_patch import draft_step
+    from sglang_ddtree_patch.round import draft_step
 
     monkeypatch.setattr(draft_step, "get_parallel", lambda: SimpleNamespace(tp_size=tp_size))
     monkeypatch.setattr(draft_step, "has_kernels", lambda device: True)

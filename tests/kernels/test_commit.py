@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sglang_ddtree_patch.commit import move_by_offset, path_hidden_states
 from sglang_ddtree_patch.kernels.accept.walk import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.commit import RowBuffers, commit_rows
+from sglang_ddtree_patch.round.commit import move_by_offset, path_hidden_states
 
 LAYERS = 3
 PREFIX = 11  # not a multiple of any page size but 1, so that blocks straddle pages

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tree_attention_inputs import Case, exact, make_inputs
 
-from sglang_ddtree_patch.attention_kernel import FA3, FLASHMLA, build_attention
+from sglang_ddtree_patch.attention.kernel_choice import FA3, FLASHMLA, build_attention
 from sglang_ddtree_patch.kernels.attention.prefix_pages import PrefixPages
 from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
 from sglang_ddtree_patch.kernels.attention.vendor_attention import (

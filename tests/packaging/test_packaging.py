@@ -84,7 +84,7 @@ def test_entry_points_name_the_plugin_the_platform_and_the_command(built):
         "ddtree = sglang_ddtree_patch.cli:main",
         "",
         "[sglang.srt.platforms]",
-        "ddtree_cpu = sglang_ddtree_patch.cpu_platform:activate",
+        "ddtree_cpu = sglang_ddtree_patch.cpu.platform:activate",
         "",
         "[sglang.srt.plugins]",
         "ddtree = sglang_ddtree_patch.plugin:load",

@@ -13,7 +13,7 @@ from test_request_features import CONSTRAINED, PENALIZED, PROCESSED, SAMPLED, as
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 from sglang_ddtree_patch.settings import WIDTHS_VARIABLE
-from sglang_ddtree_patch.width_policy import choices
+from sglang_ddtree_patch.widths.policy import choices
 
 WIDTH = 33
 # Of each kind; the oracle remembers its answers.

@@ -11,7 +11,7 @@ from test_gpu_serving import COMMON, committed, planting, started
 from test_metrics import Metrics
 
 from sglang_ddtree_patch.settings import WIDTHS_VARIABLE
-from sglang_ddtree_patch.width_policy import choices
+from sglang_ddtree_patch.widths.policy import choices
 
 pytestmark = pytest.mark.gpu
 

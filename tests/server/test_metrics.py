@@ -12,7 +12,7 @@ from serving import ENVIRONMENT, Request, ask_all, ddtree_flags, text_tokens, us
 
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
-from sglang_ddtree_patch.round_times import PARTS
+from sglang_ddtree_patch.metrics.round_times import PARTS
 
 MODEL = "tiny-gqa"
 WIDTH = 12

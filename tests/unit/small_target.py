@@ -20,10 +20,10 @@ from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
-from sglang_ddtree_patch.cpu_hooks import murmur_hash32
+from sglang_ddtree_patch.cpu.hooks import murmur_hash32
 from sglang_ddtree_patch.kernels.accept.walk import accept_greedy
 from sglang_ddtree_patch.kernels.tree.build import TokenTree, build_token_tree
-from sglang_ddtree_patch.target_choice import choose_tokens
+from sglang_ddtree_patch.round.target_choice import choose_tokens
 
 VOCABULARY = 6
 DEPTHS = 3

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from sglang_ddtree_patch import attention_kernel
-from sglang_ddtree_patch.attention_kernel import (
+from sglang_ddtree_patch.attention import kernel_choice as attention_kernel
+from sglang_ddtree_patch.attention.kernel_choice import (
     ANY,
     FA3,
     FLASHMLA,

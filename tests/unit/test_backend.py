@@ -10,12 +10,12 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_ddtree_patch import backend
-from sglang_ddtree_patch.backend import DDTreeVerifyBackend
-from sglang_ddtree_patch.cpu_kv_pool import CpuMHATokenToKVPool
+from sglang_ddtree_patch.attention import backend
+from sglang_ddtree_patch.attention.backend import DDTreeVerifyBackend
+from sglang_ddtree_patch.cpu.kv_pool import CpuMHATokenToKVPool
 from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
 from sglang_ddtree_patch.kernels.tree.build import ancestor_masks
-from sglang_ddtree_patch.verify_input import TreeVerifyInput
+from sglang_ddtree_patch.round.verify_input import TreeVerifyInput
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 PREFIX, ROWS, PAGE = 37, 6, 8

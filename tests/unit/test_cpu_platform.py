@@ -8,9 +8,10 @@ import pytest
 import torch
 from sglang.kernels.ops.sampling.murmur_hash import murmur_hash32_kernel
 
-from sglang_ddtree_patch import cpu_hooks, cpu_platform
 from sglang_ddtree_patch.contract import CONTRACT, Use
-from sglang_ddtree_patch.cpu_kv_pool import CpuMHATokenToKVPool, gather_cache_locs
+from sglang_ddtree_patch.cpu import hooks as cpu_hooks
+from sglang_ddtree_patch.cpu import platform as cpu_platform
+from sglang_ddtree_patch.cpu.kv_pool import CpuMHATokenToKVPool, gather_cache_locs
 
 
 @pytest.fixture

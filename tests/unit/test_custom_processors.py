@@ -15,7 +15,7 @@ from sglang.srt.sampling.custom_logit_processor import (
 )
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 
-from sglang_ddtree_patch.custom_processors import CustomProcessors, RequestOnBranch
+from sglang_ddtree_patch.sampling.custom_processors import CustomProcessors, RequestOnBranch
 
 VOCABULARY = 10
 PROMPT = [1, 2, 3, 4]

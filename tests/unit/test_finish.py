@@ -18,8 +18,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from sglang_ddtree_patch import finish, model_catalog
-from sglang_ddtree_patch.finish import continue_from_what_was_shown, finish_where_plain_decoding_would
+from sglang_ddtree_patch import model_catalog
+from sglang_ddtree_patch.round import finish
+from sglang_ddtree_patch.round.finish import continue_from_what_was_shown, finish_where_plain_decoding_would
 
 STOCK = Req.update_finish_state
 EOS, THINK_END = 2, 20

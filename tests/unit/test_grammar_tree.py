@@ -11,8 +11,8 @@ import xgrammar
 from random_trees import branch, random_tree
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 
-from sglang_ddtree_patch.grammar_tree import GrammarOnTree, child_links
 from sglang_ddtree_patch.kernels.tree.build import TokenTree
+from sglang_ddtree_patch.sampling.grammar_tree import GrammarOnTree, child_links
 
 TOKENS = ["<end>", "a", "b", "ab", "ba", "c", "0", "1", "{", "}"]
 END = 0

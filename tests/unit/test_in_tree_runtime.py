@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.in_tree_backend import InTreeVerifyBackend, block_masks, in_front_of, pack_masks
-from sglang_ddtree_patch.in_tree_commit import committing, move_rows
+from sglang_ddtree_patch.in_tree.backend import InTreeVerifyBackend, block_masks, in_front_of, pack_masks
+from sglang_ddtree_patch.in_tree.commit import committing, move_rows
 from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
 from sglang_ddtree_patch.kernels.tree.build import ancestor_masks, chain_masks, unpack_masks
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from sglang.srt.layers.radix_attention import RadixAttention
 
+from sglang_ddtree_patch.attention.layers import LayerAttention, shape_in_pool
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
-from sglang_ddtree_patch.layer_attention import LayerAttention, shape_in_pool
 
 
 class Pool:

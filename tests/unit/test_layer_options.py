@@ -7,14 +7,14 @@ from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.layer_options import (
+from sglang_ddtree_patch.attention.layer_options import (
     UNSERVED_EXTRAS,
     check_layers,
     check_pool,
     layer_options,
     refuse_extras,
 )
+from sglang_ddtree_patch.errors import ConfigurationError
 
 
 def model_with(**settings) -> torch.nn.Module:

@@ -12,11 +12,11 @@ from sglang.srt.runtime_context import get_exec
 from small_target import DRAFTERS, PROMPT, VOCABULARY, Rule, draft_tree, sampling_info, stock_runtime
 from test_penalties import KINDS, Batch, Request
 
-from sglang_ddtree_patch.grammar_tree import child_links
 from sglang_ddtree_patch.kernels.tree.build import TokenTree
-from sglang_ddtree_patch.penalty_history import PenaltyHistory
-from sglang_ddtree_patch.seeded_sampler import SeededSampler
-from sglang_ddtree_patch.target_choice import adjust_logits, choose_tokens
+from sglang_ddtree_patch.round.target_choice import adjust_logits, choose_tokens
+from sglang_ddtree_patch.sampling.grammar_tree import child_links
+from sglang_ddtree_patch.sampling.penalty_history import PenaltyHistory
+from sglang_ddtree_patch.sampling.seeded_sampler import SeededSampler
 
 pytestmark = pytest.mark.gpu
 WIDTH = 16

@@ -12,7 +12,7 @@ from sglang.srt.sampling import penaltylib
 
 from sglang_ddtree_patch.kernels.penalties import Penalties, branch_tokens, penalize_rows
 from sglang_ddtree_patch.kernels.tree.build import TokenTree, unpack_masks
-from sglang_ddtree_patch.penalty_history import PenaltyHistory, is_penalized
+from sglang_ddtree_patch.sampling.penalty_history import PenaltyHistory, is_penalized
 
 VOCABULARY = 12
 STOP_TOKENS = {3, 7}

@@ -6,7 +6,7 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_ddtree_patch import requests
+from sglang_ddtree_patch.sampling import requests
 
 VOCABULARY = 1000
 

@@ -10,12 +10,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_ddtree_patch import commit_graphs, draft_graph
-from sglang_ddtree_patch.block import BlockSizes
-from sglang_ddtree_patch.commit import VerifiedBlock, commit_block
-from sglang_ddtree_patch.commit_graphs import CapturedVerify, CommitGraph, CommitGraphs, commit_captured, pack
-from sglang_ddtree_patch.draft_graph import RecordedTrees
 from sglang_ddtree_patch.kernels.tree.build import TokenTree, build_token_tree
+from sglang_ddtree_patch.round import commit_graphs, draft_graph
+from sglang_ddtree_patch.round.block import BlockSizes
+from sglang_ddtree_patch.round.commit import VerifiedBlock, commit_block
+from sglang_ddtree_patch.round.commit_graphs import (
+    CapturedVerify,
+    CommitGraph,
+    CommitGraphs,
+    commit_captured,
+    pack,
+)
+from sglang_ddtree_patch.round.draft_graph import RecordedTrees
 
 DRAFT, CANDIDATES, VOCABULARY, SIZE, POOL = 5, 3, 11, 4, 400
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_ddtree_patch.round_metrics import ACCEPT_LENGTHS, NODE_COUNTS, SECONDS, RoundMetrics
-from sglang_ddtree_patch.round_times import PARTS, RoundClock, RoundTimes
+from sglang_ddtree_patch.metrics.round_metrics import ACCEPT_LENGTHS, NODE_COUNTS, SECONDS, RoundMetrics
+from sglang_ddtree_patch.metrics.round_times import PARTS, RoundClock, RoundTimes
 from sglang_ddtree_patch.settings import MAX_DRAFT_BLOCK, MAX_WIDTH
 
 
@@ -183,7 +183,7 @@ def test_another_backend_is_told_each_observation():
 
 _PAGE = """
 from types import SimpleNamespace
-from sglang_ddtree_patch.round_metrics import RoundMetrics
+from sglang_ddtree_patch.metrics.round_metrics import RoundMetrics
 collector = SimpleNamespace(labels={"model_name": "m"}, _counter_cls=None, _histogram_cls=None)
 metrics = RoundMetrics(collector)
 metrics.count_round(8, accept_lengths=[3, 0, 3, 31], node_counts=[8, 8, 2, 256], seconds={"tree": 100.0})

@@ -10,7 +10,7 @@ from sglang.srt.layers import sampler
 from soak_judge import Difference, Prefilled, before_temperature, gumbel, murmur, noise_of
 from soak_mix import SoakRequest, burst_of, requests_of, shapes
 
-from sglang_ddtree_patch.cpu_hooks import murmur_hash32
+from sglang_ddtree_patch.cpu.hooks import murmur_hash32
 
 SEEDS = [0, 7, 2**31 - 1, 2**40 + 3]
 TOKENS = 768

@@ -31,9 +31,9 @@ from small_target import (
     target_logits,
 )
 
-from sglang_ddtree_patch.seeded_sampler import SeededSampler
+from sglang_ddtree_patch.round.target_choice import adjust_logits, choose_tokens
+from sglang_ddtree_patch.sampling.seeded_sampler import SeededSampler
 from sglang_ddtree_patch.settings import UNSEEDED
-from sglang_ddtree_patch.target_choice import adjust_logits, choose_tokens
 
 DRAWS = 20_000
 THRESHOLD = 1e-3

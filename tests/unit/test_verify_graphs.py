@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from types import SimpleNamespace
 
-from sglang_ddtree_patch import verify_graphs
-from sglang_ddtree_patch.verify_graphs import VerifyGraphs
+from sglang_ddtree_patch.round import verify_graphs
+from sglang_ddtree_patch.round.verify_graphs import VerifyGraphs
 
 
 class Settings:

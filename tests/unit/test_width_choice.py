@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.kernels.tree.build import build_token_tree_torch
-from sglang_ddtree_patch.round_result import RoundResult, settle_round
-from sglang_ddtree_patch.round_times import Untimed
-from sglang_ddtree_patch.width_choice import ChosenWidth, FixedWidth
-from sglang_ddtree_patch.width_policy import RoundSeen
+from sglang_ddtree_patch.metrics.round_times import Untimed
+from sglang_ddtree_patch.round.block import BlockSizes
+from sglang_ddtree_patch.round.result import RoundResult, settle_round
+from sglang_ddtree_patch.widths.choice import ChosenWidth, FixedWidth
+from sglang_ddtree_patch.widths.policy import RoundSeen
 
 SIZES = BlockSizes(width=12, draft=8, candidates=4, widest=12)
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from sglang_ddtree_patch.commit_forecast import CommitForecast
-from sglang_ddtree_patch.step_costs import FEW, SAMPLES, StepCosts, cell_of
-from sglang_ddtree_patch.width_policy import EXPLORE_EVERY, RoundSeen, WidthPolicy, choices
+from sglang_ddtree_patch.widths.commit_forecast import CommitForecast
+from sglang_ddtree_patch.widths.policy import EXPLORE_EVERY, RoundSeen, WidthPolicy, choices
+from sglang_ddtree_patch.widths.step_costs import FEW, SAMPLES, StepCosts, cell_of
 
 WIDTHS = choices(64)
 DEPTHS = 15

@@ -12,7 +12,7 @@ import random
 def load() -> None:
     if not os.environ.get("DDTREE_TEST_WIDTHS"):
         return
-    from sglang_ddtree_patch.width_policy import WidthPolicy
+    from sglang_ddtree_patch.widths.policy import WidthPolicy
 
     draws, last = random.Random(3), [0]
 

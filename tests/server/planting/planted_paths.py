@@ -25,7 +25,7 @@ def load() -> None:
     reference = os.environ.get("DDTREE_TEST_PLANT")
     if not reference:
         return
-    from sglang_ddtree_patch import commit_graphs, worker
+    from sglang_ddtree_patch.round import commit_graphs, worker
 
     planted_file = PlantedFile(Path(reference))
     drafted = worker.draft_candidates

@@ -14,7 +14,7 @@ import torch
 def load() -> None:
     if not os.environ.get("DDTREE_TEST_POISON"):
         return
-    from sglang_ddtree_patch import worker as module
+    from sglang_ddtree_patch.round import worker as module
 
     forward, commit_block = module.DDTreeWorker.forward_batch_generation, module.commit_block
 

@@ -20,7 +20,7 @@ def load() -> None:
     from sglang.srt.distributed import get_tp_group
     from sglang.srt.runtime_context import get_parallel
 
-    from sglang_ddtree_patch import worker
+    from sglang_ddtree_patch.round import worker
 
     decode_round, build = worker.DDTreeWorker._decode_round, worker.build_token_tree
 

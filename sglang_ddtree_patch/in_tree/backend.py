@@ -2,7 +2,7 @@
 
 Such a port verifies with the Triton backend and a mask over all keys. The patch calls `in_front_of` where
 SGLang builds an attention backend, and the same mask then reaches our kernels, whatever backend serves the
-rest; in_tree_commit.py is the other half.
+rest; commit.py is the other half.
 
 Ports live in older engines than contract.py knows, so nothing here imports SGLang. What is used of them is
 in patches/in_tree_contract.py and is looked for before a tree is patched.
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree_patch.attention_kernel import own_function, own_kernel
+from sglang_ddtree_patch.attention.kernel_choice import own_function, own_kernel
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.tree.build import WORD_BITS, chain_masks, mask_words
 from sglang_ddtree_patch.settings import ALGORITHM

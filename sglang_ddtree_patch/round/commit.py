@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang_ddtree_patch.kernels.accept.walk import AcceptedPath, accept_greedy
 from sglang_ddtree_patch.kernels.device import has_kernels
 from sglang_ddtree_patch.kernels.tree.build import TokenTree
-from sglang_ddtree_patch.slots import RoundSlots
+from sglang_ddtree_patch.round.slots import RoundSlots
 
 
 class TargetKVCommit:

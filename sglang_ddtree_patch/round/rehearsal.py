@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree_patch.commit import TargetKVCommit
-from sglang_ddtree_patch.draft_step import rehearse_head
 from sglang_ddtree_patch.kernels.accept.walk import accept_greedy
 from sglang_ddtree_patch.kernels.tree.build import build_token_tree
+from sglang_ddtree_patch.round.commit import TargetKVCommit
+from sglang_ddtree_patch.round.draft_step import rehearse_head
 
 
 def rehearse_small_steps(worker: Any, widths: Sequence[int]) -> None:

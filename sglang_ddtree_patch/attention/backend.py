@@ -21,10 +21,10 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import attention_backends, get_schedule, get_spec
 
+from sglang_ddtree_patch.attention.layer_options import check_layers, check_pool, layer_options, refuse_extras
+from sglang_ddtree_patch.attention.layers import LayerAttention
 from sglang_ddtree_patch.kernels.tree.build import chain_masks
-from sglang_ddtree_patch.layer_attention import LayerAttention
-from sglang_ddtree_patch.layer_options import check_layers, check_pool, layer_options, refuse_extras
-from sglang_ddtree_patch.verify_input import TreeVerifyInput
+from sglang_ddtree_patch.round.verify_input import TreeVerifyInput
 
 NO_GLUE = "ddtree-verify copies each tree's masks in before the graph is replayed"
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree_patch.commit import TargetKVCommit, VerifiedBlock, commit_block
 from sglang_ddtree_patch.kernels.accept.walk import AcceptedPath
 from sglang_ddtree_patch.kernels.tree.build import TokenTree
+from sglang_ddtree_patch.round.commit import TargetKVCommit, VerifiedBlock, commit_block
 
 logger = logging.getLogger(__name__)
 

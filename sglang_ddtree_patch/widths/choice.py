@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree_patch.block import BlockSizes
-from sglang_ddtree_patch.draft_prefix import verify_host_bound
 from sglang_ddtree_patch.kernels.tree.build import TokenTree, expected_accept_lengths
-from sglang_ddtree_patch.width_policy import RoundSeen, WidthPolicy, choices
+from sglang_ddtree_patch.round.block import BlockSizes
+from sglang_ddtree_patch.round.draft_prefix import verify_host_bound
+from sglang_ddtree_patch.widths.policy import RoundSeen, WidthPolicy, choices
 
 logger = logging.getLogger(__name__)
 

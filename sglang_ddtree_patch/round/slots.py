@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.kernels.slots import next_slots
+from sglang_ddtree_patch.round.block import BlockSizes
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import torch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.utils.common import async_d2h
 
-from sglang_ddtree_patch.round_metrics import metrics_beside
-from sglang_ddtree_patch.round_times import RoundTimes, Untimed
-from sglang_ddtree_patch.width_choice import ChosenWidth, FixedWidth
+from sglang_ddtree_patch.metrics.round_metrics import metrics_beside
+from sglang_ddtree_patch.metrics.round_times import RoundTimes, Untimed
+from sglang_ddtree_patch.widths.choice import ChosenWidth, FixedWidth
 
 
 @dataclass

@@ -15,7 +15,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
 
-from sglang_ddtree_patch.cpu_hooks import register_cpu_hooks
+from sglang_ddtree_patch.cpu.hooks import register_cpu_hooks
 
 PLATFORM_NAME = "ddtree_cpu"
 
@@ -61,7 +61,7 @@ class DDTreeCpuPlatform(CpuDeviceMixin, SRTPlatform):
         """The multi-head pool without its Triton row copy; the MLA pool moves rows with torch already."""
         if kind != "mha":
             return None
-        from sglang_ddtree_patch.cpu_kv_pool import CpuMHATokenToKVPool
+        from sglang_ddtree_patch.cpu.kv_pool import CpuMHATokenToKVPool
 
         return CpuMHATokenToKVPool
 
@@ -75,6 +75,6 @@ class DDTreeCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return DRAFT_ATTENTION_BACKENDS[0]
 
     def get_speculative_cache_locs_fn(self):
-        from sglang_ddtree_patch.cpu_kv_pool import gather_cache_locs
+        from sglang_ddtree_patch.cpu.kv_pool import gather_cache_locs
 
         return gather_cache_locs

@@ -3,7 +3,7 @@
     slots    slots and positions behind each prefix             slots.py
     draft    DFlash block forward -> candidates a position      draft_step.py
     tree     best prefixes under the width -> block rows        kernels/tree/build.py
-    verify   target forward over the block                      verify_input.py, backend.py
+    verify   target forward over the block                      verify_input.py, attention/backend.py
     choose   the target's own token after every row             target_choice.py
     accept   walk from the root along the target's tokens       kernels/accept/walk.py
     commit   accepted rows to the front, drafter fed            commit.py
@@ -27,29 +27,29 @@ from sglang.srt.runtime_context import get_observability, get_spec
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
-from sglang_ddtree_patch.block import BlockSizes
-from sglang_ddtree_patch.commit import TargetKVCommit, commit_block, planned_block
-from sglang_ddtree_patch.commit_graphs import CommitGraphs
 from sglang_ddtree_patch.contract_check import installed_release
-from sglang_ddtree_patch.custom_processors import CustomProcessors
-from sglang_ddtree_patch.draft_graph import RecordedTrees
-from sglang_ddtree_patch.draft_prefix import verify_host_bound
-from sglang_ddtree_patch.draft_step import block_candidates, can_record, draft_candidates
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.grammar_tree import GrammarOnTree
 from sglang_ddtree_patch.kernels.accept.walk import AcceptedPath
 from sglang_ddtree_patch.kernels.tree.build import TokenTree, build_token_tree, root_only_tree
-from sglang_ddtree_patch.penalty_history import PenaltyHistory
-from sglang_ddtree_patch.rehearsal import rehearse_small_steps
-from sglang_ddtree_patch.round_result import RoundResult
-from sglang_ddtree_patch.round_times import RoundClock
-from sglang_ddtree_patch.seeded_sampler import SeededSampler, attach_seeds
+from sglang_ddtree_patch.metrics.round_times import RoundClock
+from sglang_ddtree_patch.round.block import BlockSizes
+from sglang_ddtree_patch.round.commit import TargetKVCommit, commit_block, planned_block
+from sglang_ddtree_patch.round.commit_graphs import CommitGraphs
+from sglang_ddtree_patch.round.draft_graph import RecordedTrees
+from sglang_ddtree_patch.round.draft_prefix import verify_host_bound
+from sglang_ddtree_patch.round.draft_step import block_candidates, can_record, draft_candidates
+from sglang_ddtree_patch.round.rehearsal import rehearse_small_steps
+from sglang_ddtree_patch.round.result import RoundResult
+from sglang_ddtree_patch.round.slots import RoundSlots, SlotPlanner
+from sglang_ddtree_patch.round.target_choice import adjust_logits, choose_tokens
+from sglang_ddtree_patch.round.verify_graphs import VerifyGraphs
+from sglang_ddtree_patch.round.verify_input import DDTreeDraftInput, TreeVerifyInput
+from sglang_ddtree_patch.sampling.custom_processors import CustomProcessors
+from sglang_ddtree_patch.sampling.grammar_tree import GrammarOnTree
+from sglang_ddtree_patch.sampling.penalty_history import PenaltyHistory
+from sglang_ddtree_patch.sampling.seeded_sampler import SeededSampler, attach_seeds
 from sglang_ddtree_patch.settings import candidates_per_position, widths_are_chosen
-from sglang_ddtree_patch.slots import RoundSlots, SlotPlanner
-from sglang_ddtree_patch.target_choice import adjust_logits, choose_tokens
-from sglang_ddtree_patch.verify_graphs import VerifyGraphs
-from sglang_ddtree_patch.verify_input import DDTreeDraftInput, TreeVerifyInput
-from sglang_ddtree_patch.width_choice import ChosenWidth, FixedWidth
+from sglang_ddtree_patch.widths.choice import ChosenWidth, FixedWidth
 
 
 class DDTreeWorker(DFlashWorkerV2):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from sglang.srt.layers.radix_attention import RadixAttention
 
-from sglang_ddtree_patch.attention_kernel import build_attention, choose_kernel
+from sglang_ddtree_patch.attention.kernel_choice import build_attention, choose_kernel
+from sglang_ddtree_patch.attention.layer_options import has_window
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.kernels.attention.verify_attention import AttentionShape, VerifyAttention
-from sglang_ddtree_patch.layer_options import has_window
 
 logger = logging.getLogger(__name__)
 

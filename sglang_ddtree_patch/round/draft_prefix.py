@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree_patch.block import BlockSizes
+from sglang_ddtree_patch.round.block import BlockSizes
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_ddtree_patch.commit_forecast import CommitForecast
-from sglang_ddtree_patch.step_costs import FEW, Cell, StepCosts, cell_of
+from sglang_ddtree_patch.widths.commit_forecast import CommitForecast
+from sglang_ddtree_patch.widths.step_costs import FEW, Cell, StepCosts, cell_of
 
 EXPLORE_EVERY = 64
 # In a cell without rounds of its own, where costs are a neighbour's, so many rounds come sooner.

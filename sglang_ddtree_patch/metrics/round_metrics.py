@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_ddtree_patch.round_times import PARTS
+from sglang_ddtree_patch.metrics.round_times import PARTS
 from sglang_ddtree_patch.settings import MAX_DRAFT_BLOCK, MAX_WIDTH
 
 PREFIX = "sglang:ddtree_"

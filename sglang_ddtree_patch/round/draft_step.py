@@ -20,13 +20,13 @@ from sglang.srt.speculative.dflash_utils import is_dense_head_weight
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from sglang_ddtree_patch.block import BlockSizes
 from sglang_ddtree_patch.contract_check import installed_release
-from sglang_ddtree_patch.draft_prefix import DraftPrefix, recent_prefix, whole_prefix
 from sglang_ddtree_patch.kernels.device import has_kernels
 from sglang_ddtree_patch.kernels.tree.build import TokenTree
 from sglang_ddtree_patch.kernels.tree.candidates import top_log_probs
-from sglang_ddtree_patch.slots import RoundSlots
+from sglang_ddtree_patch.round.block import BlockSizes
+from sglang_ddtree_patch.round.draft_prefix import DraftPrefix, recent_prefix, whole_prefix
+from sglang_ddtree_patch.round.slots import RoundSlots
 
 
 @dataclass(frozen=True)
