@@ -16,7 +16,7 @@ from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch import demo_models
 from sglang_ddtree_patch.launch.demo_models import DemoModel, demo_model
 from sglang_ddtree_patch.launch.demo_view import Comparison, DemoView
-from sglang_ddtree_patch.launch.doctor_models import read_config
+from sglang_ddtree_patch.launch.doctor.models import read_config
 from sglang_ddtree_patch.launch.run_folder import exit_on_signals, run_folder
 from sglang_ddtree_patch.launch.serve_defaults import PAGE_SIZE, choose_width
 from sglang_ddtree_patch.launch.server_process import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.launch.doctor_models import ModelConfig
+from sglang_ddtree_patch.launch.doctor.models import ModelConfig
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "half": 2, "auto": 2}
 TP_FLAGS = ("--tp-size", "--tp", "--tensor-parallel-size")

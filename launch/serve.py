@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.launch.doctor_models import looks_local
+from sglang_ddtree_patch.launch.doctor.models import looks_local
 from sglang_ddtree_patch.launch.serve_defaults import (
     DRAFT_FLAGS,
     PAGE_SIZE,

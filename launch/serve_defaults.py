@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.launch.doctor_models import ModelConfig, is_count, read_config
+from sglang_ddtree_patch.launch.doctor.models import ModelConfig, is_count, read_config
 from sglang_ddtree_patch.settings import ALGORITHM, BACKEND, DEFAULT_WIDTH
 
 # What `ddtree serve` and `ddtree demo` take where nothing is said. Trees of 32 rows accept 0.2 tokens more

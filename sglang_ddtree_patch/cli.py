@@ -11,7 +11,10 @@ from collections.abc import Sequence
 
 from sglang_ddtree_patch import __version__
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.launch import bench, demo, doctor, models, patch, probe, serve
+from sglang_ddtree_patch.launch import demo, models, patch, serve
+from sglang_ddtree_patch.launch.bench import command as bench
+from sglang_ddtree_patch.launch.doctor import command as doctor
+from sglang_ddtree_patch.launch.probe import command as probe
 
 COMMANDS = (serve, demo, doctor, probe, bench, models, patch)
 

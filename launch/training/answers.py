@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from sglang_ddtree_patch.launch.bench_servers import STOCK_ENVIRONMENT
+from sglang_ddtree_patch.launch.bench.servers import STOCK_ENVIRONMENT
 from sglang_ddtree_patch.launch.server_process import CPU_ENVIRONMENT, ServerProcess
 
 Answer = Callable[[Sequence[list[int]], Sequence[float], int], list[list[int]]]

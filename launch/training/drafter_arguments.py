@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from sampled_text import SHORTEST
 
-BENCH_PROMPTS = sorted(Path(__file__).parent.parent.glob("bench_prompts*.json"))
+BENCH_PROMPTS = sorted(Path(__file__).parent.parent.glob("bench/prompts*.json"))
 
 
 def positive(kind: type, least: int | None = None) -> Callable[[str], int | float]:

@@ -1,7 +1,7 @@
 """Prompts to train a drafter on: chat, code, arithmetic and summaries, made from parts; and free text.
 
 The parts (parts_of_prompts.json) combine to more prompts than a run uses. None of these stands in
-`launch/bench_prompts*.json`, which drafters are judged by. Free text comes from the Python standard library
+`launch/bench/prompts*.json`, which drafters are judged by. Free text comes from the Python standard library
 and the documentation of installed packages: it is summarised, or simply continued (kind `text`).
 """
 

@@ -14,7 +14,7 @@ from sglang_ddtree_patch.contract import SUPPORTED_VERSION
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDERS_BELOW_PACKAGE = ("kernels", "patches", "launch")
-CARRIED = (".py", ".patch", "SHA256SUMS", "_prompts.json", "_prompts_more.json")
+CARRIED = (".py", ".patch", "SHA256SUMS", "prompts.json", "prompts_more.json")
 
 
 @pytest.fixture(scope="module")

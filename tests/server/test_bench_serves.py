@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_ddtree_patch import cli
-from sglang_ddtree_patch.launch import bench_run
+from sglang_ddtree_patch.launch.bench import run as bench_run
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 
 

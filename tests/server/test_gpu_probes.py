@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sglang_ddtree_patch import cli
-from sglang_ddtree_patch.launch import gpu_verdict
 from sglang_ddtree_patch.launch.model_shapes import DUMMY_FLAGS, write_shape
+from sglang_ddtree_patch.launch.probe import gpu_verdict
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 
 pytestmark = pytest.mark.gpu

@@ -29,7 +29,7 @@ from serving import Answer, Request, ask_all, text_tokens, used_tokens
 from window_targets import SOURCE, gpt_oss, laguna
 
 from sglang_ddtree_patch import model_catalog
-from sglang_ddtree_patch.launch.bench_servers import STOCK_ENVIRONMENT
+from sglang_ddtree_patch.launch.bench.servers import STOCK_ENVIRONMENT
 from sglang_ddtree_patch.launch.model_shapes import DUMMY_FLAGS, write_shape
 from sglang_ddtree_patch.launch.server_process import ServerProcess, ServerStartError, launch_python
 

@@ -11,7 +11,7 @@ import pytest
 from serving import ENVIRONMENT, Oracle, ddtree_flags
 
 from sglang_ddtree_patch import cli
-from sglang_ddtree_patch.launch import bench_run
+from sglang_ddtree_patch.launch.bench import run as bench_run
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_ddtree_patch.launch.bench_client import BatchTiming, RequestProgress, steady_window, total
+from sglang_ddtree_patch.launch.bench.client import BatchTiming, RequestProgress, steady_window, total
 from sglang_ddtree_patch.launch.sglang_client import Budget, BudgetSpent, NotMeasured
 
 

@@ -11,10 +11,14 @@ import pytest
 from fake_sglang import COMMIT, FakeTemplate
 
 from sglang_ddtree_patch import cli
-from sglang_ddtree_patch.launch import bench_context, bench_progress, bench_run, bench_serve, terminal
-from sglang_ddtree_patch.launch.bench_models import Subject
-from sglang_ddtree_patch.launch.bench_servers import contender
-from sglang_ddtree_patch.launch.ceilings import CeilingsUnknown
+from sglang_ddtree_patch.launch import terminal
+from sglang_ddtree_patch.launch.bench import context as bench_context
+from sglang_ddtree_patch.launch.bench import progress as bench_progress
+from sglang_ddtree_patch.launch.bench import run as bench_run
+from sglang_ddtree_patch.launch.bench import serve as bench_serve
+from sglang_ddtree_patch.launch.bench.ceilings import CeilingsUnknown
+from sglang_ddtree_patch.launch.bench.models import Subject
+from sglang_ddtree_patch.launch.bench.servers import contender
 
 SERVE = [
     "bench", "serve", "--model", "qwen3-8b-shapes", "--width", "8", "--batch", "1", "2", "--prompts", "2",

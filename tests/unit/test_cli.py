@@ -11,8 +11,9 @@ import tempfile
 import pytest
 
 from sglang_ddtree_patch import cli
-from sglang_ddtree_patch.launch import bench, demo, serve, sglang_install
-from sglang_ddtree_patch.launch.bench_kernel_options import KERNELS, SHAPES, parse_options
+from sglang_ddtree_patch.launch import demo, serve, sglang_install
+from sglang_ddtree_patch.launch.bench import command as bench
+from sglang_ddtree_patch.launch.bench.kernel_options import KERNELS, SHAPES, parse_options
 from sglang_ddtree_patch.launch.demo_view import Comparison
 from sglang_ddtree_patch.launch.server_process import ServerStartError
 from sglang_ddtree_patch.launch.sglang_client import NotMeasured, ServerLost
@@ -199,7 +200,7 @@ def test_serve_becomes_the_server_in_the_same_process(monkeypatch, capsys):
 
 
 def test_the_kernel_benchmark_gets_its_flags_as_they_were_typed(monkeypatch):
-    from sglang_ddtree_patch.launch import bench_kernel
+    from sglang_ddtree_patch.launch.bench import kernel as bench_kernel
 
     got = []
     monkeypatch.setattr(bench_kernel, "main", got.append)
@@ -266,7 +267,9 @@ def test_every_command_takes_1k_for_1024():
 
 
 def test_the_kernel_benchmarks_flags_name_what_there_is():
-    from sglang_ddtree_patch.launch import bench_kernel, bench_kernel_options, kernel_workload
+    from sglang_ddtree_patch.launch.bench import kernel as bench_kernel
+    from sglang_ddtree_patch.launch.bench import kernel_options as bench_kernel_options
+    from sglang_ddtree_patch.launch.bench import kernel_workload
 
     assert tuple(kernel_workload.SHAPES) == bench_kernel_options.SHAPE_NAMES
     assert tuple(bench_kernel.CONTENDERS) == bench_kernel_options.KERNEL_NAMES

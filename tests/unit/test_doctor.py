@@ -19,11 +19,13 @@ from sglang_wheels import unpack
 from sglang_ddtree_patch import cli, contract_check, model_catalog
 from sglang_ddtree_patch.contract import CONTRACT, SUPPORTED_VERSION
 from sglang_ddtree_patch.contract_check import ContractReport, Mismatch
-from sglang_ddtree_patch.launch import doctor_machine, doctor_sglang, patch
-from sglang_ddtree_patch.launch import doctor_probe_kernels as probe_kernels
-from sglang_ddtree_patch.launch.doctor import as_text
-from sglang_ddtree_patch.launch.doctor_check import problem
-from sglang_ddtree_patch.launch.doctor_probe import Probe, ProbeResult
+from sglang_ddtree_patch.launch import patch
+from sglang_ddtree_patch.launch.doctor import machine as doctor_machine
+from sglang_ddtree_patch.launch.doctor import probe_kernels
+from sglang_ddtree_patch.launch.doctor import sglang_checks as doctor_sglang
+from sglang_ddtree_patch.launch.doctor.check import problem
+from sglang_ddtree_patch.launch.doctor.command import as_text
+from sglang_ddtree_patch.launch.doctor.probe import Probe, ProbeResult
 from sglang_ddtree_patch.patches.tree import SglangTree
 from sglang_ddtree_patch.releases import NEWEST
 
@@ -207,7 +209,7 @@ PROBES = {
 
 @pytest.mark.parametrize(("code", "expected"), PROBES.items(), ids=["ends", "raises", "dies"])
 def test_a_probe_passes_on_what_it_came_to_report(code, expected, tmp_path, monkeypatch):
-    source = f"from sglang_ddtree_patch.launch.doctor_probe import report\n{code}\n"
+    source = f"from sglang_ddtree_patch.launch.doctor.probe import report\n{code}\n"
     (tmp_path / "a_probe.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
     assert Probe("a_probe").result() == expected

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sglang_ddtree_patch import model_catalog
-from sglang_ddtree_patch.launch.doctor_check import Status
-from sglang_ddtree_patch.launch.doctor_models import check_pair
+from sglang_ddtree_patch.launch.doctor.check import Status
+from sglang_ddtree_patch.launch.doctor.models import check_pair
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
 # What is changed in the target's or the drafter's config, which check sees it, how, and in what words.

@@ -407,7 +407,7 @@ def test_prompts_are_many_different_and_none_is_judged_by():
     assert {prompt["kind"] for prompt in made} == set(prompting.SHARES)
     assert len({prompt["text"] for prompt in made}) == len(made) >= 2500
     assert not [prompt for prompt in made if "{" in prompt["text"] or "  " in prompt["text"]]
-    files = sorted((REPOSITORY / "launch").glob("bench_prompts*.json"))
+    files = sorted((REPOSITORY / "launch" / "bench").glob("prompts*.json"))
     judged = {prompt["text"] for file in files for prompt in json.loads(file.read_text())}
     assert len(judged) == 68
     assert not judged & {prompt["text"] for prompt in made}

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_ddtree_patch.launch import gpu_sampler
-from sglang_ddtree_patch.launch.gpu_sampler import Gpus, Load, Reading, Sampler, load_of
+from sglang_ddtree_patch.launch.probe import gpu_sampler
+from sglang_ddtree_patch.launch.probe.gpu_sampler import Gpus, Load, Reading, Sampler, load_of
 
 
 class FakeNvml:

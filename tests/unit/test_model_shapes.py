@@ -2,8 +2,8 @@
 
 import pytest
 
-from sglang_ddtree_patch.launch.doctor_check import Status
-from sglang_ddtree_patch.launch.doctor_models import ModelConfig, check_pair, read_config
+from sglang_ddtree_patch.launch.doctor.check import Status
+from sglang_ddtree_patch.launch.doctor.models import ModelConfig, check_pair, read_config
 from sglang_ddtree_patch.launch.kv_bytes import element_bytes, kv_bytes_a_step, tensor_parallel_size
 from sglang_ddtree_patch.launch.model_shapes import SHAPES, write_shape
 

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from sglang_ddtree_patch import cli
-from sglang_ddtree_patch.launch import plots, plots_axes
-from sglang_ddtree_patch.launch.plots_kernel import style_of
+from sglang_ddtree_patch.launch.plots import axes as plots_axes
+from sglang_ddtree_patch.launch.plots import command as plots
+from sglang_ddtree_patch.launch.plots.kernel import style_of
 
 HEADER = {"device": "a GPU", "versions": {}, "command": "", "date": "2026-01-02"}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sglang_ddtree_patch.launch import gpu_verdict
-from sglang_ddtree_patch.launch.gpu_sampler import Load
-from sglang_ddtree_patch.launch.probe_verdict import (
+from sglang_ddtree_patch.launch.probe import gpu_verdict
+from sglang_ddtree_patch.launch.probe.gpu_sampler import Load
+from sglang_ddtree_patch.launch.probe.verdict import (
     BROKEN,
     BROKEN_LONG,
     HARD,

@@ -13,10 +13,14 @@ from fake_sglang import COMMIT, fake_server
 from test_gpu_sampler import FakeNvml
 
 from sglang_ddtree_patch import cli, model_catalog
-from sglang_ddtree_patch.launch import gpu_verdict, probe_commit, probe_gpu, probe_run, probe_server
-from sglang_ddtree_patch.launch.bench_client import BatchTiming
-from sglang_ddtree_patch.launch.gpu_sampler import Gpus
-from sglang_ddtree_patch.launch.gpu_view import GpuView
+from sglang_ddtree_patch.launch.bench.client import BatchTiming
+from sglang_ddtree_patch.launch.probe import commit as probe_commit
+from sglang_ddtree_patch.launch.probe import gpu as probe_gpu
+from sglang_ddtree_patch.launch.probe import gpu_verdict
+from sglang_ddtree_patch.launch.probe import run as probe_run
+from sglang_ddtree_patch.launch.probe import server as probe_server
+from sglang_ddtree_patch.launch.probe.gpu_sampler import Gpus
+from sglang_ddtree_patch.launch.probe.gpu_view import GpuView
 from sglang_ddtree_patch.launch.server_process import find_free_port
 from sglang_ddtree_patch.launch.terminal import LiveLine
 

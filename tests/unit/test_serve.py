@@ -19,7 +19,7 @@ from fake_sglang import FakeTemplate
 from sglang_ddtree_patch import cli, model_catalog
 from sglang_ddtree_patch.contract import SUPPORTED_VERSION
 from sglang_ddtree_patch.launch import demo, serve
-from sglang_ddtree_patch.launch.doctor_models import ModelConfig
+from sglang_ddtree_patch.launch.doctor.models import ModelConfig
 from sglang_ddtree_patch.launch.serve_defaults import choose_width, trained_window
 from sglang_ddtree_patch.launch.server_process import ServerStartError
 

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from sglang_ddtree_patch import model_catalog
 from sglang_ddtree_patch.cli import main
 from sglang_ddtree_patch.errors import ConfigurationError
-from sglang_ddtree_patch.launch import bench_models, int8_rows
+from sglang_ddtree_patch.launch import int8_rows
+from sglang_ddtree_patch.launch.bench import models as bench_models
 from sglang_ddtree_patch.launch.smollm2 import check, convert, gguf_file, prepare, source
 
 DOWNLOADS = Path(__file__).resolve().parents[2] / ".cache"
