@@ -33,7 +33,6 @@ from sglang_ddtree_patch.settings import (
     DEFAULT_WIDTH,
     MAX_DRAFT_BLOCK,
     MAX_WIDTH,
-    WIDTHS_VARIABLE,
     candidates_per_position,
     widths_are_chosen,
 )
@@ -162,8 +161,6 @@ def check_features(cfg: Any) -> None:
         # It cannot roll a grammar back, which a walk over branches needs.
         "--grammar-backend outlines": cfg.grammar_backend == "outlines",
         "--enable-deterministic-inference": cfg.enable_deterministic_inference,
-        # Each rank would choose by its own clock.
-        f"{WIDTHS_VARIABLE}=auto with --tp-size {cfg.tp_size}": widths_are_chosen() and cfg.tp_size != 1,
         f"--kv-cache-dtype {cfg.kv_cache_dtype}": cfg.kv_cache_dtype not in SERVED_KV_DTYPES,
     }
     for setting, is_set in refused.items():
@@ -181,6 +178,8 @@ def check_features(cfg: Any) -> None:
             "a position of DDTREE with the environment variable SGLANG_DDTREE_TOPK."
         )
     candidates_per_position()
+    widths_are_chosen()
+    widths_are_chosen()
 
 
 def resolve_block(cfg: Any) -> dict[str, int]:

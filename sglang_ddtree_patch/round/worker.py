@@ -18,6 +18,7 @@ import functools
 from typing import Any
 
 import torch
+from sglang.srt.distributed.parallel_state import get_tp_group
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.lora.layers import unwrap_lora_layer
@@ -49,6 +50,7 @@ from sglang_ddtree_patch.sampling.grammar_tree import GrammarOnTree
 from sglang_ddtree_patch.sampling.penalty_history import PenaltyHistory
 from sglang_ddtree_patch.sampling.seeded_sampler import SeededSampler, attach_seeds
 from sglang_ddtree_patch.settings import candidates_per_position, widths_are_chosen
+from sglang_ddtree_patch.widths.agreement import ranks_of
 from sglang_ddtree_patch.widths.choice import ChosenWidth, FixedWidth
 
 
@@ -77,7 +79,11 @@ class DDTreeWorker(DFlashWorkerV2):
         self._history = PenaltyHistory(vocabulary, self.device)
         self._processors = CustomProcessors()
         is_chosen = widths_are_chosen()
-        self._width = ChosenWidth(self.sizes, self.device) if is_chosen else FixedWidth(self.sizes)
+        self._width = (
+            ChosenWidth(self.sizes, self.device, ranks_of(get_tp_group()))
+            if is_chosen
+            else FixedWidth(self.sizes)
+        )
         self._has_metrics = get_observability().enable_metrics
         self._clock = RoundClock(self.device, is_chosen or self._has_metrics, self._has_metrics)
         self.recorded_trees = RecordedTrees(

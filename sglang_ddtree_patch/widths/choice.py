@@ -16,6 +16,7 @@ import torch
 from sglang_ddtree_patch.kernels.tree.build import TokenTree, expected_accept_lengths
 from sglang_ddtree_patch.round.block import BlockSizes
 from sglang_ddtree_patch.round.draft_prefix import verify_host_bound
+from sglang_ddtree_patch.widths.agreement import Alone, Together
 from sglang_ddtree_patch.widths.policy import RoundSeen, WidthPolicy, choices
 
 logger = logging.getLogger(__name__)
@@ -41,10 +42,11 @@ class FixedWidth:
 class ChosenWidth:
     """Every round is as wide as promises most tokens a second."""
 
-    def __init__(self, sizes: BlockSizes, device: torch.device | str):
+    def __init__(self, sizes: BlockSizes, device: torch.device | str, ranks: Alone | Together):
         self.widths = choices(sizes.widest)
         self._sizes = {width: sizes.of_width(width) for width in self.widths}
         self._policy = WidthPolicy(self.widths)
+        self._ranks = ranks
         self._widths = torch.tensor(self.widths, device=device)
         logger.info("DDTREE: each round chooses its width, of %s.", ", ".join(map(str, self.widths)))
 
@@ -76,13 +78,13 @@ class ChosenWidth:
             seconds: since the round before, None where not known.
         """
         requests = len(accept_lengths)
-        self._policy.learn(
-            RoundSeen(
-                batch=requests,
-                context=context,
-                width=width,
-                accept_length=sum(accept_lengths) / requests,
-                expected=None if expected is None else expected.mean(0).tolist(),
-                seconds=seconds,
-            )
+        seen = RoundSeen(
+            batch=requests,
+            context=context,
+            width=width,
+            accept_length=sum(accept_lengths) / requests,
+            expected=None if expected is None else expected.mean(0).tolist(),
+            seconds=seconds,
         )
+        for one in self._ranks.agreed(seen):
+            self._policy.learn(one)

@@ -25,6 +25,7 @@ from serving import (
 
 from sglang_ddtree_patch.launch.server_process import ServerProcess
 from sglang_ddtree_patch.launch.server_template import ServerTemplate
+from sglang_ddtree_patch.settings import AUTO, FIXED, WIDTHS_VARIABLE
 
 SEEDED = {"temperature": 0.9, "sampling_seed": 7}
 # Biases that leave nothing of the logits between them: the target's own choice is a tie in every row.
@@ -40,6 +41,7 @@ class Case:
     page: int
     rules: list[dict]
     tokens: int  # of each answer
+    widths: str = FIXED
 
     @property
     def requests(self) -> list[Request]:
@@ -65,10 +67,11 @@ CASES = [
     Case("tiny-gqa", 16, RULES, 32),
     # Interpreted Triton takes tenths of a second a token.
     Case("tiny-mla", 64, [{}, TIE, SEEDED], 10),
+    Case("tiny-gqa", 16, RULES, 32, AUTO),
 ]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.model)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case.model}, {case.widths} widths")
 def case(request: pytest.FixtureRequest) -> Case:
     return request.param
 
@@ -89,6 +92,7 @@ def server(case: Case, template: ServerTemplate, expected: dict, tmp_path_factor
         **ENVIRONMENT,
         "DDTREE_TEST_PLANT": str(reference),
         "DDTREE_TEST_UNEVEN_RANKS": "1",
+        WIDTHS_VARIABLE: case.widths,
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # SGLang asks for it where there are more ranks than NUMA nodes
     }
     flags = ddtree_flags(case.model, case.page, 17, "--tp-size", "2")

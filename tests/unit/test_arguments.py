@@ -171,13 +171,6 @@ def test_other_ways_are_refused_before_a_model_loads(monkeypatch, text):
         arguments.check_features(config())
 
 
-def test_ranks_that_would_choose_by_clocks_of_their_own_are_refused(monkeypatch):
-    arguments.check_features(config(tp_size=2))
-    monkeypatch.setenv("SGLANG_DDTREE_WIDTHS", "auto")
-    with pytest.raises(ConfigurationError, match="SGLANG_DDTREE_WIDTHS=auto with --tp-size 2 yet: leave it"):
-        arguments.check_features(config(tp_size=2))
-
-
 # Width and block.
 
 

@@ -11,6 +11,7 @@ from sglang_ddtree_patch.kernels.tree.build import build_token_tree_torch
 from sglang_ddtree_patch.metrics.round_times import Untimed
 from sglang_ddtree_patch.round.block import BlockSizes
 from sglang_ddtree_patch.round.result import RoundResult, settle_round
+from sglang_ddtree_patch.widths.agreement import EXCHANGED, Alone, Together
 from sglang_ddtree_patch.widths.choice import ChosenWidth, FixedWidth
 from sglang_ddtree_patch.widths.policy import RoundSeen
 
@@ -44,7 +45,7 @@ class Policy:
 
 @pytest.fixture
 def chosen() -> ChosenWidth:
-    choice = ChosenWidth(SIZES, "cpu")
+    choice = ChosenWidth(SIZES, "cpu", Alone())
     choice._policy = Policy(4)
     return choice
 
@@ -65,7 +66,7 @@ def test_a_chosen_width_keeps_the_slots_of_the_largest(chosen):
 
 
 def test_the_widths_are_powers_of_two_and_the_largest():
-    choice, seen = ChosenWidth(SIZES, "cpu"), set()
+    choice, seen = ChosenWidth(SIZES, "cpu", Alone()), set()
     for _ in range(40):
         seen.add(choice.choose(batch_of(3))[0].width)
     assert sorted(seen) == list(choice.widths) == [1, 2, 4, 8, 12]
@@ -94,3 +95,43 @@ def test_a_settled_round_tells_the_policy_what_was_drafted_accepted_and_timed(ch
 
 def test_what_other_algorithms_leave_is_passed_by():
     settle_round([[1]], SimpleNamespace(), SimpleNamespace(), batch_of(3))
+
+
+class Wire:
+    """Stands for torch's broadcast between two ranks that call it in turn, the first one first."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def broadcast(self, values: torch.Tensor, source: int, group: object) -> None:
+        assert (source, group) == (4, self)
+        if self.calls % 2 == 0:
+            self.values = values.clone()
+        values.copy_(self.values)
+        self.calls += 1
+
+
+def ranks_of_clocks(ranks: list[Alone] | list[Together]) -> list[list[int]]:
+    """What each rank chooses over many rounds: the second one's clock finds wide rounds dear."""
+    choices = [ChosenWidth(SIZES, "cpu", rank) for rank in ranks]
+    widths: list[list[int]] = [[], []]
+    for round_ in range(400):
+        for rank, choice in enumerate(choices):
+            sizes, context = choice.choose(batch_of(300))
+            widths[rank].append(sizes.width)
+            seconds = (1 + 0.5 * rank * sizes.width) * (1 + round_ % 7 / 50)
+            expected = None if sizes.width == 1 else torch.tensor([[0.0, 0.5, 0.9, 1.4, 1.6]])
+            unknown = (round_ + rank) % 5 == 0
+            choice.learn(sizes.width, context, [1], expected, None if unknown else seconds)
+    return widths
+
+
+def test_ranks_choose_by_the_clock_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire()
+    monkeypatch.setattr(torch.distributed, "broadcast", wire.broadcast)
+    first, second = ranks_of_clocks([Together(wire, 4), Together(wire, 4)])
+    assert first == second
+    assert wire.calls == 2 * (400 // EXCHANGED)
+    assert first.count(12) > 300, "it learns nothing"
+    alone = ranks_of_clocks([Alone(), Alone()])
+    assert alone[0] != alone[1]
