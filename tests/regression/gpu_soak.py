@@ -166,7 +166,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         found, burst = run_slice(ours, meter, now, options.burst)
         requests, answers = [*requests, *now], [*answers, *found]
         say(f"burst: {json.dumps(burst.row)}")
-        judged = Judge(oracle, other_kernels).judge(requests, answers)
+        judged = Judge(oracle, other_kernels, say).judge(requests, answers)
         say("judged")
         log = ours.log_path.read_text(errors="replace")
     return record(slices, burst, judged, log)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +64,13 @@ class Judged:
 class Judge:
     """The stock servers: the oracle, and one on other kernels."""
 
-    def __init__(self, oracle: ServerProcess, other_kernels: ServerProcess):
-        self._oracle, self._other = oracle, other_kernels
+    def __init__(
+        self,
+        oracle: ServerProcess,
+        other_kernels: ServerProcess,
+        say: Callable[[str], None] = lambda line: None,  # what goes on
+    ):
+        self._oracle, self._other, self._say = oracle, other_kernels, say
 
     def judge(self, requests: Sequence[SoakRequest], answers: Sequence[SoakAnswer]) -> Judged:
         """All verdicts. Requests that are not judged only have to be answered."""
@@ -97,6 +102,7 @@ class Judge:
         for are_seeded in (False, True):
             group = [with_log_probs(request) for request in requests if request.is_seeded == are_seeded]
             if group:
+                self._say(f"stock answers {len(group)} {'seeded' if are_seeded else 'other'} requests")
                 answers, _ = send_all(self._oracle.url, group, AT_ONCE, gives_up=False)
                 said |= {request.name: answer for request, answer in zip(group, answers, strict=True)}
         return said
@@ -125,6 +131,7 @@ class Judge:
 
     def _decide(self, differing: Sequence[Difference], outcome: Judged) -> None:
         """By the noise of each request, and where that is not enough by that of all."""
+        self._say(f"stock reads {len(differing)} answers that differ, with two kernels")
         same = prefills(self._oracle, differing)
         other = prefills(self._other, differing)
         undecided, noises = [], []
