@@ -29,10 +29,11 @@ KERNEL_VARIABLE = "SGLANG_DDTREE_KERNEL"
 REFERENCE = "reference"  # plain PyTorch, any device; reads lengths on the host, so it runs outside graphs
 TRITON = "triton"  # our split-key kernels: NVIDIA GPUs from sm_80, or Triton's interpreter
 HOPPER = "hopper"  # the same in Gluon, for sm_90 alone
+MLA_NARROW = "mla-narrow"  # MLA on sm_90 in CUDA C++, made for few rows; only where it is asked for
 FA3 = "fa3"  # FlashAttention 3 on the prefix, tree and merge ours
 FLASHMLA = "flashmla"  # FlashMLA on the prefix, tree and merge ours
 AUTO = "auto"
-KERNELS = (TRITON, HOPPER, FA3, FLASHMLA, REFERENCE)
+KERNELS = (TRITON, HOPPER, MLA_NARROW, FA3, FLASHMLA, REFERENCE)
 
 # How wide the tree of a round is: always --speculative-num-draft-tokens, or at most that.
 WIDTHS_VARIABLE = "SGLANG_DDTREE_WIDTHS"

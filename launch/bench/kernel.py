@@ -33,6 +33,7 @@ from sglang_ddtree_patch.kernels.attention.configs import TreeAttentionConfig
 from sglang_ddtree_patch.kernels.attention.tree_attention import tree_attention
 from sglang_ddtree_patch.launch.bench.kernel_candidates import candidates
 from sglang_ddtree_patch.launch.bench.kernel_contenders import (
+    CANDIDATES,
     OURS,
     Contender,
     chosen,
@@ -57,7 +58,7 @@ COMPILE_CONTEXT = 200
 MOST_BYTES = 40 << 30  # of KV; what needs more is left out
 # What a kernel that cannot run a point answers: others go on.
 FAILURES = (RuntimeError, ValueError, TypeError, AssertionError, triton.OutOfResources)
-CONTENDERS = {contender.name: contender for contender in (*OURS, *BASELINES)}
+CONTENDERS = {contender.name: contender for contender in (*OURS, *BASELINES, *CANDIDATES)}
 PACKAGES = ("torch", "triton", "sglang", "sglang-kernel", "flashinfer-python", "eagle-harness")
 
 

@@ -10,6 +10,7 @@ import torch
 from sglang_ddtree_patch.attention.kernel_choice import build_attention, choose_kernel
 from sglang_ddtree_patch.kernels.attention.verify_attention import AttentionShape
 from sglang_ddtree_patch.launch.bench.kernel_workload import PAGE_SIZE, Workload
+from sglang_ddtree_patch.settings import MLA_NARROW
 
 # One call for each copy of the workload's cache, on the batch's queries; returns [batch * rows, heads, dim].
 Calls = list[Callable[[], torch.Tensor]]
@@ -40,14 +41,20 @@ def chosen(workload: Workload, rows: int, vendors: bool, positions: int | None =
 
 
 def our_calls(workload: Workload, rows: int, vendors: bool, positions: int | None = None) -> Calls:
+    """What a server would run."""
+    return kernel_calls(workload, rows, chosen(workload, rows, vendors, positions))
+
+
+def kernel_calls(workload: Workload, rows: int, kernel: str) -> Calls:
     """Layers of prepared forwards: what a forward does once is not in their time."""
-    shape, kernel = attention_shape(workload), chosen(workload, rows, vendors, positions)
+    shape = attention_shape(workload)
     arguments = workload.arguments(rows)
     names = ("query", "key_cache", "value_cache", "tree_mask", "softmax_scale")
     layer = {name: arguments[name] for name in names}
 
     def call(request_ids: torch.Tensor) -> Callable[[], torch.Tensor]:
         attention = build_attention(kernel, workload.slot_table, shape, workload.page_size)
+        attention.reserve(workload.batch, rows)
         attention.prepare(request_ids, workload.prefix_lens, rows)
         return lambda: attention.attend(**layer)
 
@@ -69,4 +76,12 @@ def preparing_calls(workload: Workload, rows: int) -> Calls:
 OURS = (
     Contender("ddtree", lambda workload, rows: our_calls(workload, rows, vendors=True)),
     Contender("ddtree-triton", lambda workload, rows: our_calls(workload, rows, vendors=False)),
+)
+# Ours, but chosen by no server.
+CANDIDATES = (
+    Contender(
+        "ddtree-mla-narrow",
+        lambda workload, rows: kernel_calls(workload, rows, MLA_NARROW),
+        serves=lambda workload, rows: workload.shape.mla and torch.cuda.get_device_capability() == (9, 0),
+    ),
 )

@@ -22,6 +22,7 @@ KERNELS = {
     "sglang-triton-tree": "stock SGLang's Triton backend at page size 1, the tree as its custom mask",
     "flashinfer-tree": "FlashInfer FA2, the tree as its custom mask over the whole prefix (GQA)",
     "eagle-tail": "eagle-harness's FlashInfer FA2 with a mask of the tail (GQA, one request, 2 to 64 rows)",
+    "ddtree-mla-narrow": "our CUDA C++ kernel for few rows of MLA, which no server chooses yet (MLA, Hopper)",
 }
 SHAPE_NAMES, KERNEL_NAMES = tuple(SHAPES), tuple(KERNELS)
 ROWS = (1, 9, 17, 33, 64, 128)

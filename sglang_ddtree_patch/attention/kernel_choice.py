@@ -25,6 +25,7 @@ from sglang_ddtree_patch.settings import (
     HOPPER,
     KERNEL_VARIABLE,
     KERNELS,
+    MLA_NARROW,
     REFERENCE,
     TRITON,
 )
@@ -132,6 +133,10 @@ def refusal(kernel: str, shape: AttentionShape, page_size: int, capability: tupl
         return f"only {TRITON} and {REFERENCE} serve sliding windows, and the model has layers with one"
     if kernel == HOPPER:
         return _hopper_refusal(shape, page_size, capability)
+    if kernel == MLA_NARROW:
+        from sglang_ddtree_patch.kernels.attention.hopper.mla_narrow import narrow_refusal
+
+        return narrow_refusal(shape, page_size, capability)
     from sglang_ddtree_patch.kernels.attention.vendor_attention import fa3_refusal, flash_mla_refusal
 
     reason = {FA3: fa3_refusal, FLASHMLA: flash_mla_refusal}[kernel](shape, page_size, capability)
@@ -169,6 +174,10 @@ def build_attention(
 
         implementation = vendor_attention.FA3 if kernel == FA3 else vendor_attention.FlashMLA
         return implementation(slot_table, shape, page_size)
+    if kernel == MLA_NARROW:
+        from sglang_ddtree_patch.kernels.attention.hopper.mla_narrow import NarrowMLA
+
+        return NarrowMLA(slot_table, shape, page_size)
     return OneCall(slot_table, own_function(kernel, page_size))
 
 

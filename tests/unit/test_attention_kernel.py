@@ -12,6 +12,7 @@ from sglang_ddtree_patch.attention.kernel_choice import (
     FLASHMLA,
     HOPPER,
     KERNEL_VARIABLE,
+    MLA_NARROW,
     PREFERENCES,
     REFERENCE,
     TRITON,
@@ -106,7 +107,14 @@ def test_a_machine_without_a_gpu_runs_the_reference(monkeypatch):
 
 def test_the_setting_forces_a_kernel_that_can_serve(gpu, monkeypatch):
     gpu(9, 0)
-    for kernel, shape in ((FA3, GQA), (FLASHMLA, MLA), (TRITON, MLA), (REFERENCE, GQA), (HOPPER, GQA)):
+    for kernel, shape in (
+        (FA3, GQA),
+        (FLASHMLA, MLA),
+        (TRITON, MLA),
+        (REFERENCE, GQA),
+        (HOPPER, GQA),
+        (MLA_NARROW, MLA),
+    ):
         monkeypatch.setenv(KERNEL_VARIABLE, kernel)
         assert choose_kernel("cuda", shape, 64, 9, LONG) == kernel
 
@@ -120,6 +128,9 @@ def test_the_setting_forces_a_kernel_that_can_serve(gpu, monkeypatch):
         (FLASHMLA, (9, 0), GQA, 64, "MLA heads of 576/512"),
         (HOPPER, (8, 0), GQA, 64, "compute capability 9.0"),
         (HOPPER, (9, 0), GQA, 16, "pages of 64"),
+        (MLA_NARROW, (10, 0), MLA, 64, "compute capability 9.0, and this is 10.0"),
+        (MLA_NARROW, (9, 0), GQA, 64, "MLA heads of 576/512"),
+        (MLA_NARROW, (9, 0), MLA, 1, "pages of whole 16 positions, and --page-size is 1"),
         (FA3, (9, 0), WINDOWED, 64, "only triton and reference serve sliding windows"),
     ],
 )
@@ -150,7 +161,9 @@ def test_the_measured_table_names_kernels_of_sm_90_up_to_any_width_and_context()
 
 def test_a_name_that_is_no_kernel_is_refused_with_those_that_are(monkeypatch):
     monkeypatch.setenv(KERNEL_VARIABLE, "cutlass")
-    with pytest.raises(ConfigurationError, match="auto, triton, hopper, fa3, flashmla or reference"):
+    with pytest.raises(
+        ConfigurationError, match="auto, triton, hopper, mla-narrow, fa3, flashmla or reference"
+    ):
         own_kernel("cpu")
 
 

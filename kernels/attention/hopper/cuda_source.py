@@ -1,13 +1,12 @@
-"""CUDA C++ kernels: put together from their files, compiled by NVRTC, kept in Triton's cache, launched.
+"""CUDA C++ kernels: put together from their files, compiled by NVRTC, kept in Triton's cache.
 
-NVRTC comes with PyTorch's own packages, so no compiler has to be installed. A kernel is compiled when it is
-asked for (`compile_kernel`), seconds once a machine, and never when it is launched.
+NVRTC comes with PyTorch's own packages, so no compiler has to be installed. Compiling takes seconds, once a
+machine.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
