@@ -91,10 +91,11 @@ DEVICE void set_barriers(Control& control) {
     barriers_are_initialized();
 }
 
-// The order of a block's chunks in the ring: the rotary part, which is done with first, then the value's in
-// the order in which the two value warpgroups, working side by side, are done with them.
-DEVICE int columns_at(int position) { return position == 0 ? 8 : (position - 1) / 2 + (position - 1) % 2 * 4; }
-DEVICE int position_of(int group, int part) { return 1 + 2 * part + group; }
+// The order of a block's chunks in the ring: the rotary part, which is done with first, then the value's, of which
+// the two value warpgroups take turns.
+DEVICE int chunk_at(int position) { return (position + CHUNKS - 1) % CHUNKS; }
+DEVICE int value_chunk(int group, int part) { return 2 * part + group; }
+DEVICE int position_of(int group, int part) { return 1 + value_chunk(group, part); }
 
 // A matrix in shared memory for wgmma: rows of 128 swizzled bytes, 1024 from one group of eight to the next. Read with
 // the row's 64 numbers as the summed axis, or across it, where both strides are that of eight summed rows.
@@ -193,7 +194,7 @@ DEVICE void load(
             barrier_expect(&control.full[slot], CHUNK_BYTES);
 #pragma unroll
             for (int piece = 0; piece < PIECES; piece++) {
-                load_box(target + piece * piece_keys * 128, key_map, columns_at(position) * 64, slots[piece],
+                load_box(target + piece * piece_keys * 128, key_map, chunk_at(position) * 64, slots[piece],
                          &control.full[slot]);
             }
         }
@@ -315,7 +316,7 @@ DEVICE void attend_keys(
             barrier_wait(&control.full[slot], place.round_of(position) & 1);
             products_begin();
             const u64 keys = matrix_at(ring + slot * CHUNK_BYTES);
-            const u64 queries = matrix_at(query + columns_at(position) * COLUMN_BYTES);
+            const u64 queries = matrix_at(query + chunk_at(position) * COLUMN_BYTES);
 #pragma unroll
             for (int step = 0; step < 4; step++) {  // 16 of the 64 numbers of a row, 32 bytes
                 multiply_keys(logits, keys + step * 2, queries + step * 2, position + step > 0);
@@ -365,7 +366,7 @@ DEVICE void attend_keys(
     barrier_arrive(&control.weights_ready);
 }
 
-// A value warpgroup: 256 value columns of the output, four chunks of 64.
+// A value warpgroup: every other chunk of 64 of the output's value columns.
 DEVICE void attend_values(const Shared& shared, float* partial, int group, int thread) {
     Control& control = *shared.control;
     const Work& work = control.work;
@@ -440,12 +441,12 @@ DEVICE void attend_values(const Shared& shared, float* partial, int group, int t
         const int column = j / 2 * 8 + lane % 4 * 2 + j % 2;
         if (work.first_row + column >= work.packed_rows) continue;
         const float factor = control.factor[column];
-        float* row = partial + static_cast<long long>(work.first_partial + column) * VALUE_DIM + group * 256 +
-                     warp * 16 + lane / 4;
+        float* row = partial + static_cast<long long>(work.first_partial + column) * VALUE_DIM + warp * 16 + lane / 4;
 #pragma unroll
         for (int part = 0; part < 4; part++) {
-            row[part * 64] = output[part][j / 2 * 4 + j % 2] * factor;
-            row[part * 64 + 8] = output[part][j / 2 * 4 + j % 2 + 2] * factor;
+            float* eight = row + value_chunk(group, part) * 64;
+            eight[0] = output[part][j / 2 * 4 + j % 2] * factor;
+            eight[8] = output[part][j / 2 * 4 + j % 2 + 2] * factor;
         }
     }
 }
@@ -463,6 +464,10 @@ extern "C" __global__ void __launch_bounds__(512, 1) split_attention_narrow(
     shared.ring = shared.weights + COLUMN_BYTES;
     shared.control = reinterpret_cast<Control*>(shared.ring + STAGES * CHUNK_BYTES);
     Work& work = shared.control->work;
+    if (threadIdx.x == LOAD_GROUP * 128) {
+        prefetch_map(&query_map);
+        prefetch_map(&key_map);
+    }
     if (threadIdx.x < 32) {
         const int split = blockIdx.x / tiles;
         find_split(work, prefix_lens, wide & 2, split, batch, rows, max_splits, threadIdx.x);

@@ -26,6 +26,7 @@ CHUNK = 64  # columns of a tensor load
 SMALLEST_PAGE = 16  # positions a tensor load brings at least
 MOST_COLUMNS = 72  # packed rows of a tile: beside them the ring still holds a block and the next one's keys
 THREADS, SHARED_BYTES = 512, 232_448
+MERGED_COLUMNS = 128  # of the value, a program of the merge
 HALF_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -102,34 +103,34 @@ def tree_attention_narrow(
             f"and no logit cap; it was given {kv_heads} of {key_dim}/{value_dim}, pages of {page_size}, "
             f"cap {logit_cap}"
         )
-    packed_rows, page_keys = rows * heads, keys_of_a_load(page_size)
-    columns = tile_columns(packed_rows, most_columns)
-    tiles = triton.cdiv(packed_rows, columns)
+    columns = tile_columns(rows * heads, most_columns)
+    tiles = triton.cdiv(rows * heads, columns)
     _, sm_count = device_properties(query.device)
     splits = max(sm_count // tiles, 2 * batch)
     if out is None:
         out = query.new_empty(tokens, heads, VALUE_DIM)
     partial, partial_lse = cut_workspace(workspace, splits, query.device, rows, heads, VALUE_DIM)
 
-    packed = query.contiguous().view(tokens * heads, KEY_DIM)
     wide = (request_ids.dtype == torch.int64) + 2 * (prefix_lens.dtype == torch.int64)
-    numbers = (wide, batch, rows, heads, 0 if tree_mask is None else tree_mask.shape[2], tiles, splits)
-    kernel = narrow_kernel(columns, page_keys, query.dtype, query.device)
-    kernel.launch(
+    mask_words = 0 if tree_mask is None else tree_mask.shape[2]
+    page_keys = keys_of_a_load(page_size)
+    packed = query.contiguous().view(tokens * heads, KEY_DIM)
+    narrow_kernel(columns, page_keys, query.dtype, query.device).launch(
         tiles * splits,
         THREADS,
         (
             TensorMap(packed, KEY_DIM, columns, CHUNK),
             TensorMap(key_cache[:, 0], key_cache.stride(0), page_keys, CHUNK),
             slot_table, request_ids, prefix_lens, request_ids if tree_mask is None else tree_mask,
-            partial, partial_lse, ctypes.c_longlong(slot_table.stride(0)), *map(ctypes.c_int, numbers),
+            partial, partial_lse, ctypes.c_longlong(slot_table.stride(0)),
+            *map(ctypes.c_int, (wide, batch, rows, heads, mask_words, tiles, splits)),
             ctypes.c_float(LOG2_E * softmax_scale * k_scale),
         ),
     )  # fmt: skip
-    merge_splits[(tokens * heads, VALUE_DIM // 128)](
+    merge_splits[(tokens * heads, VALUE_DIM // MERGED_COLUMNS)](
         partial, partial_lse, out, prefix_lens, batch, rows, splits, out.stride(0), out.stride(1), v_scale,
         KV_HEADS=1, GROUP=heads, VALUE_DIM=VALUE_DIM,
-        ROWS_AT_ONCE=1, SPLITS_AT_ONCE=32 if splits > 20 * batch else 4, COLUMNS=128,
+        ROWS_AT_ONCE=1, SPLITS_AT_ONCE=32 if splits > 20 * batch else 4, COLUMNS=MERGED_COLUMNS,
         BLOCK_N=BLOCK, BATCH_BLOCK=triton.next_power_of_2(batch), sinks=sinks, num_warps=1,
     )  # fmt: skip
     return out
