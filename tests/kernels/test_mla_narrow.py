@@ -14,11 +14,12 @@ any_heads = pytest.mark.parametrize("shape", [MLA_8, MLA_16], ids=["8", "16"])
 
 
 @pytest.mark.parametrize(
-    ("columns", "pieces", "half_type"), [(72, 1, "bf16"), (72, 4, "f16"), (64, 1, "bf16"), (8, 1, "bf16")]
+    ("columns", "pieces", "half_type", "keys_ahead"),
+    [(72, 1, "bf16", 0), (72, 4, "f16", 9), (64, 1, "bf16", 5), (8, 1, "bf16", 0)],
 )
-def test_it_compiles_without_spills_or_serialized_products(columns, pieces, half_type):
+def test_it_compiles_without_spills_or_serialized_products(columns, pieces, half_type, keys_ahead):
     """The assembler says when it makes products wait for one another, and it spills before it fails."""
-    code, log = compile_source(narrow_source(columns, pieces, half_type), ["--ptxas-options=-v"])
+    code, log = compile_source(narrow_source(columns, pieces, half_type, keys_ahead), ["--ptxas-options=-v"])
     assert code
     assert "Performance Loss" not in log, log
     assert re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", log) == ["0"] * 3, log
@@ -72,7 +73,18 @@ def test_lengths_around_pages_and_blocks(rows, page_size, attend):
 @pytest.mark.gpu
 @pytest.mark.parametrize("most_columns", [8, 16, 24, 32, 40, 48, 56, 64])
 def test_narrower_tiles(most_columns, attend):
-    check(attend, MLA_8.with_(prefixes=(3000, 70), rows=9), most_columns=most_columns)
+    from sglang_ddtree_patch.kernels.attention.hopper.mla_narrow import NarrowConfig
+
+    check(attend, MLA_8.with_(prefixes=(3000, 70), rows=9), config=NarrowConfig(most_columns))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keys_ahead", [1, 5, 8, 9])
+@pytest.mark.parametrize("rows", [9, 17])
+def test_weights_given_out_later(rows, keys_ahead, attend):
+    from sglang_ddtree_patch.kernels.attention.hopper.mla_narrow import NarrowConfig
+
+    check(attend, MLA_8.with_(prefixes=(9000, 0, 70), rows=rows), config=NarrowConfig(keys_ahead=keys_ahead))
 
 
 @pytest.mark.gpu
@@ -176,7 +188,7 @@ def test_one_graph_serves_every_length(attend):
 def test_the_tile_is_as_narrow_as_the_rows_allow():
     from sglang_ddtree_patch.kernels.attention.hopper.mla_narrow import keys_of_a_load, tile_columns
 
-    assert [tile_columns(rows) for rows in (1, 8, 64, 72, 73, 136, 144, 264, 512)] == [
+    assert [tile_columns(rows, 72) for rows in (1, 8, 64, 72, 73, 136, 144, 264, 512)] == [
         8, 8, 64, 72, 40, 72, 72, 72, 64,
     ]  # fmt: skip
     assert [keys_of_a_load(page) for page in (16, 32, 48, 64, 96, 128)] == [16, 32, 16, 64, 32, 64]

@@ -36,25 +36,31 @@ class Model:
         monkeypatch.setattr(cuda_driver, "_driver", lambda: self.library)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
 
-    def kernel(self, columns: int, page_keys: int, dtype: torch.dtype, device: torch.device):
+    def kernel(self, columns: int, keys_ahead: int, page_keys: int, dtype: torch.dtype, device: torch.device):
         # The map of the queries is made behind this, by the same library.
-        path = self.folder / f"narrow_{columns}_{page_keys}.so"
+        path = self.folder / f"narrow_{columns}_{keys_ahead}_{page_keys}.so"
         if not path.exists():
             command = ["g++", "-O1", "-std=c++17", "-shared", "-fPIC", "-w", f"-DCOLUMNS={columns}"]
-            command += [f"-DPIECES={64 // page_keys}", f'-DKERNEL_SOURCE="{SOURCE}"']
+            command += [f"-DPIECES={64 // page_keys}", f"-DKEYS_AHEAD={keys_ahead}"]
+            command += [f'-DKERNEL_SOURCE="{SOURCE}"']
             subprocess.run([*command, str(HERE / "mla_narrow_model.cpp"), "-o", str(path)], check=True)
         self.library = ctypes.CDLL(str(path))
         self.library.set_model(int(self.late), self.seed)
         return cuda_driver.Kernel(b"", "split_attention_narrow", mla_narrow.SHARED_BYTES)
 
-    def launch(self, inputs: dict, page_size: int, columns: int, splits: int) -> tuple[torch.Tensor, ...]:
+    def launch(
+        self, inputs: dict, page_size: int, columns: int, splits: int, keys_ahead: int
+    ) -> tuple[torch.Tensor, ...]:
         """Partial outputs and their log-sum-exps, [splits, rows * heads, 512] and without the last axis."""
         query, batch = inputs["query"], len(inputs["request_ids"])
         packed = len(query) // batch * query.shape[1]
         workspace = torch.full((splits * packed * 513,), torch.nan)
         self.programs_at_once = splits * -(-packed // columns)
         mla_narrow.tree_attention_narrow(
-            **inputs, page_size=page_size, workspace=workspace, most_columns=columns
+            **inputs,
+            page_size=page_size,
+            workspace=workspace,
+            config=mla_narrow.NarrowConfig(columns, keys_ahead),
         )
         assert self.library.stuck_program() == 0
         partial, lse = workspace[: splits * packed * 512], workspace[splits * packed * 512 :]
@@ -81,9 +87,17 @@ def attend(model, monkeypatch):
 
     monkeypatch.setattr(mla_narrow, "merge_splits", Skip())
 
-    def run(inputs: dict, page_size: int, columns: int, splits: int, late: bool, seed: int = 0):
+    def run(
+        inputs: dict,
+        page_size: int,
+        columns: int,
+        splits: int,
+        late: bool,
+        seed: int = 0,
+        keys_ahead: int = 0,
+    ):
         model.late, model.seed = late, seed
-        partial, lse = model.launch(inputs, page_size, columns, splits)
+        partial, lse = model.launch(inputs, page_size, columns, splits, keys_ahead)
         lengths, tokens = inputs["prefix_lens"].tolist(), len(inputs["query"])
         out, first = [], 0
         for count in split_plan(lengths, tokens // len(lengths), splits):
@@ -154,10 +168,11 @@ def test_a_long_request_goes_round_the_ring(attend):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_order_of_threads_and_loads(seed, attend):
+@pytest.mark.parametrize("keys_ahead", [0, 9])
+def test_any_order_of_threads_and_loads(keys_ahead, seed, attend):
     inputs = make_inputs(CASE.with_(prefixes=(500,), rows=9), "cpu", torch.bfloat16)
     first = attend(inputs, 64, 72, 2, late=False)
-    assert torch.equal(attend(inputs, 64, 72, 2, late=True, seed=seed), first)
+    assert torch.equal(attend(inputs, 64, 72, 2, late=True, seed=seed, keys_ahead=keys_ahead), first)
 
 
 def test_ids_and_lengths_of_either_width(attend):

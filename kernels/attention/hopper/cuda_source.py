@@ -42,11 +42,12 @@ DEVICE void {name}(float (&sums)[{count}], u64 left, u64 right, bool accumulate)
 """
 
 
-def narrow_source(columns: int, pieces: int, half_type: str) -> str:
+def narrow_source(columns: int, pieces: int, half_type: str, keys_ahead: int = 0) -> str:
     """The whole source of `mla_narrow.cu` for so many columns, pieces of a block and a number type."""
     return "\n".join(
         [
-            f'#define COLUMNS {columns}\n#define PIECES {pieces}\n#define HALF_TYPE "{half_type}"',
+            f"#define COLUMNS {columns}\n#define PIECES {pieces}\n#define KEYS_AHEAD {keys_ahead}",
+            f'#define HALF_TYPE "{half_type}"',
             "#define INFINITY __int_as_float(0x7f800000)",
             (HERE / "instructions.cuh").read_text(),
             product("multiply_keys", columns, half_type, across=False),

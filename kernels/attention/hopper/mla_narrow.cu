@@ -18,8 +18,9 @@
 //   * A column's reference `m` moves only when a logit exceeds it by more than 2^8. The check is one reduction over
 //     the warpgroup; maxima are found, and the output is rescaled, in the blocks that need it.
 //
-// Compiled with: COLUMNS, PIECES (tensor loads that make up 64 keys, each of one page), HALF_TYPE. The file is
-// read behind `instructions.cuh` and the generated `multiply_keys` and `multiply_values`.
+// Compiled with: COLUMNS, PIECES (tensor loads that make up 64 keys, each of one page), HALF_TYPE, and KEYS_AHEAD: how
+// many chunks of the next block's `k q` are issued before this block's P is given out. With 0 a chunk is freed
+// as early as may be; with more the softmax of the next block begins earlier and runs beside `p v`. The file is read behind `instructions.cuh` and the generated `multiply_keys` and `multiply_values`.
 
 constexpr int BLOCK = 64;         // keys
 constexpr int CHUNKS = 9;         // of a block, 64 columns each; eight are the value, the last is the rotary part
@@ -29,7 +30,9 @@ constexpr int COLUMN_BYTES = COLUMNS * 128;  // of 64 numbers for every column: 
 constexpr int CONTROL_BYTES = 1024;
 constexpr int MOST_SHARED = 232448;
 constexpr int STAGES = (MOST_SHARED - CONTROL_BYTES - (CHUNKS + 1) * COLUMN_BYTES) / CHUNK_BYTES;
-static_assert(COLUMNS % 8 == 0 && STAGES >= CHUNKS + 1, "the ring must hold a block and more");
+static_assert(COLUMNS % 8 == 0, "products have columns in eights");
+static_assert(STAGES >= 2 * CHUNKS - 1, "the ring must hold a block's values and the next block");
+static_assert(0 <= KEYS_AHEAD && KEYS_AHEAD <= CHUNKS, "chunks of one block");
 
 constexpr int LOGIT_COUNT = COLUMNS / 2;  // accumulators a thread has of a 64-row product
 constexpr int COLUMN_COUNT = COLUMNS / 4;  // different columns among them
@@ -313,6 +316,7 @@ DEVICE void attend_keys(
 #pragma unroll
         for (int position = 0; position < CHUNKS; position++) {
             const int slot = place.slot_of(position);
+            if (position == KEYS_AHEAD && i > 0) barrier_arrive(&control.weights_ready);
             barrier_wait(&control.full[slot], place.round_of(position) & 1);
             products_begin();
             const u64 keys = matrix_at(ring + slot * CHUNK_BYTES);
@@ -323,6 +327,7 @@ DEVICE void attend_keys(
             }
             products_commit();
         }
+        if (KEYS_AHEAD == CHUNKS && i > 0) barrier_arrive(&control.weights_ready);
         products_wait<0>();
         hold(logits);
         if (lane == 0) barrier_arrive(&control.empty[place.slot_of(0)]);
@@ -346,10 +351,10 @@ DEVICE void attend_keys(
         }
         store_weights(logits, shared, thread);
         fence_async();
-        barrier_arrive(&control.weights_ready);
         place.next_block();
         start += BLOCK;
     }
+    barrier_arrive(&control.weights_ready);
     barrier_wait(&control.weights_free, (blocks & 1) ^ 1);
     over_keys(sums, reinterpret_cast<float*>(shared.weights), thread, [](float a, float b) { return a + b; });
     if (thread < 4) {

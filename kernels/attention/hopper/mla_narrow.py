@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -24,10 +25,20 @@ KEY_DIM, VALUE_DIM = 576, 512
 BLOCK = 64  # keys
 CHUNK = 64  # columns of a tensor load
 SMALLEST_PAGE = 16  # positions a tensor load brings at least
-MOST_COLUMNS = 72  # packed rows of a tile: beside them the ring still holds a block and the next one's keys
 THREADS, SHARED_BYTES = 512, 232_448
 MERGED_COLUMNS = 128  # of the value, a program of the merge
 HALF_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+@dataclass(frozen=True)
+class NarrowConfig:
+    most_columns: int = 72  # packed rows of a tile: with more the ring could not hold two blocks
+    keys_ahead: int = (
+        0  # chunks of the next block's logits that are issued before a block's weights are given out
+    )
+
+
+SERVED = NarrowConfig()
 
 
 def narrow_refusal(shape: AttentionShape, page_size: int, capability: tuple[int, int]) -> str | None:
@@ -45,7 +56,7 @@ def narrow_refusal(shape: AttentionShape, page_size: int, capability: tuple[int,
     return None
 
 
-def tile_columns(packed_rows: int, most: int = MOST_COLUMNS) -> int:
+def tile_columns(packed_rows: int, most: int) -> int:
     """Columns of a tile: as few tiles as fit, all of one width, a multiple of 8."""
     tiles = triton.cdiv(packed_rows, most)
     return triton.cdiv(triton.cdiv(packed_rows, tiles), 8) * 8
@@ -57,9 +68,11 @@ def keys_of_a_load(page_size: int) -> int:
 
 
 @functools.cache
-def narrow_kernel(columns: int, page_keys: int, dtype: torch.dtype, device: torch.device) -> Kernel:
+def narrow_kernel(
+    columns: int, keys_ahead: int, page_keys: int, dtype: torch.dtype, device: torch.device
+) -> Kernel:
     """The kernel of one tile shape, compiled if need be, loaded on a device."""
-    code = cached_code(narrow_source(columns, BLOCK // page_keys, HALF_TYPES[dtype]))
+    code = cached_code(narrow_source(columns, BLOCK // page_keys, HALF_TYPES[dtype], keys_ahead))
     with torch.cuda.device(device):
         return Kernel(code, "split_attention_narrow", SHARED_BYTES)
 
@@ -81,11 +94,11 @@ def tree_attention_narrow(
     sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
-    most_columns: int = MOST_COLUMNS,
+    config: NarrowConfig = SERVED,
 ) -> torch.Tensor:
     """As `tree_attention`; logits must stay below 2^24, where float32 still tells neighbours apart.
 
-    ``most_columns`` makes narrower tiles, for benchmarks.
+    ``config`` makes other tiles, for benchmarks.
 
     Raises:
         ValueError: shapes that do not fit one another, or that `narrow_refusal` names.
@@ -103,7 +116,7 @@ def tree_attention_narrow(
             f"and no logit cap; it was given {kv_heads} of {key_dim}/{value_dim}, pages of {page_size}, "
             f"cap {logit_cap}"
         )
-    columns = tile_columns(rows * heads, most_columns)
+    columns = tile_columns(rows * heads, config.most_columns)
     tiles = triton.cdiv(rows * heads, columns)
     _, sm_count = device_properties(query.device)
     splits = max(sm_count // tiles, 2 * batch)
@@ -115,7 +128,7 @@ def tree_attention_narrow(
     mask_words = 0 if tree_mask is None else tree_mask.shape[2]
     page_keys = keys_of_a_load(page_size)
     packed = query.contiguous().view(tokens * heads, KEY_DIM)
-    narrow_kernel(columns, page_keys, query.dtype, query.device).launch(
+    narrow_kernel(columns, config.keys_ahead, page_keys, query.dtype, query.device).launch(
         tiles * splits,
         THREADS,
         (
@@ -144,5 +157,6 @@ class NarrowMLA(OneCall):
         self._shape, self._page_size = shape, page_size
 
     def reserve(self, max_batch: int, rows: int) -> None:
-        columns = tile_columns(rows * self._shape.heads)
-        narrow_kernel(columns, keys_of_a_load(self._page_size), self._shape.dtype, self.slot_table.device)
+        columns = tile_columns(rows * self._shape.heads, SERVED.most_columns)
+        page_keys = keys_of_a_load(self._page_size)
+        narrow_kernel(columns, SERVED.keys_ahead, page_keys, self._shape.dtype, self.slot_table.device)
