@@ -151,7 +151,7 @@ def test_equal_keys_and_one_huge_key(attend):
 @pytest.mark.gpu
 def test_sinks_join_the_denominator_of_their_heads(attend):
     inputs = make_inputs(MLA_8.with_(prefixes=(300, 5), rows=17, sinks=True), "cuda", torch.bfloat16)
-    from sglang_ddtree_patch.kernels.reference import tree_attention_reference
+    from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
 
     expected = tree_attention_reference(**inputs | {"query": inputs["query"].float()})
     result = attend(inputs, 64).float()

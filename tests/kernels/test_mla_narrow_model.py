@@ -16,10 +16,10 @@ import torch
 from tree_attention_inputs import MLA, Case, exact, make_inputs
 
 from sglang_ddtree_patch.kernels.attention.hopper import cuda_driver, mla_narrow
-from sglang_ddtree_patch.kernels.reference import tree_attention_reference
+from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
 
 HERE = Path(__file__).parent
-SOURCE = Path(mla_narrow.__file__).with_name("mla_narrow.cu")
+SOURCES = Path(mla_narrow.__file__).parent
 CASE = MLA.with_(heads=8, page_size=64)
 TOLERANCE = 4e-3  # of bf16 weights
 
@@ -42,7 +42,7 @@ class Model:
         if not path.exists():
             command = ["g++", "-O1", "-std=c++17", "-shared", "-fPIC", "-w", f"-DCOLUMNS={columns}"]
             command += [f"-DPIECES={64 // page_keys}", f"-DKEYS_AHEAD={keys_ahead}"]
-            command += [f'-DKERNEL_SOURCE="{SOURCE}"']
+            command += [f"-I{SOURCES}"]
             subprocess.run([*command, str(HERE / "mla_narrow_model.cpp"), "-o", str(path)], check=True)
         self.library = ctypes.CDLL(str(path))
         self.library.set_model(int(self.late), self.seed)

@@ -15,6 +15,7 @@ import torch
 
 HERE = Path(__file__).parent
 ARCHITECTURE = "sm_90a"
+NARROW_FILES = ("mla_narrow_ring.cuh", "mla_narrow_keys.cuh", "mla_narrow.cu")
 
 
 def product(name: str, columns: int, half_type: str, *, across: bool) -> str:
@@ -52,7 +53,7 @@ def narrow_source(columns: int, pieces: int, half_type: str, keys_ahead: int = 0
             (HERE / "instructions.cuh").read_text(),
             product("multiply_keys", columns, half_type, across=False),
             product("multiply_values", columns, half_type, across=True),
-            (HERE / "mla_narrow.cu").read_text(),
+            *((HERE / name).read_text() for name in NARROW_FILES),
         ]
     )
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from sglang_ddtree_patch.kernels.attention.configs import device_properties
 from sglang_ddtree_patch.kernels.attention.hopper.cuda_driver import Kernel, TensorMap
 from sglang_ddtree_patch.kernels.attention.hopper.cuda_source import cached_code, narrow_source
-from sglang_ddtree_patch.kernels.attention.tree_attention import LOG2_E, check_inputs, cut_workspace
-from sglang_ddtree_patch.kernels.attention.configs import device_properties
 from sglang_ddtree_patch.kernels.attention.merge import merge_splits
+from sglang_ddtree_patch.kernels.attention.tree_attention import LOG2_E, check_inputs, cut_workspace
 from sglang_ddtree_patch.kernels.attention.verify_attention import AttentionShape, OneCall
 
 KEY_DIM, VALUE_DIM = 576, 512
