@@ -17,6 +17,7 @@ from tree_attention_inputs import MLA, Case, exact, make_inputs
 
 from sglang_ddtree_patch.kernels.attention.hopper import cuda_driver, mla_narrow
 from sglang_ddtree_patch.kernels.attention.reference import tree_attention_reference
+from sglang_ddtree_patch.kernels.attention.verify_attention import AttentionShape
 
 HERE = Path(__file__).parent
 SOURCES = Path(mla_narrow.__file__).parent
@@ -235,3 +236,22 @@ def test_with_the_merge_behind_it(model):
     mla_narrow.tree_attention_narrow(**inputs, page_size=16, out=out)
     expected = tree_attention_reference(**inputs | {"query": inputs["query"].float()})
     assert relative_error(out, expected) <= TOLERANCE
+
+
+def test_what_a_server_runs_was_compiled_when_memory_was_reserved(model, attend, monkeypatch):
+    asked = []
+
+    def kernel(*key):
+        asked.append(key)
+        return model.kernel(*key)
+
+    monkeypatch.setattr(mla_narrow, "narrow_kernel", kernel)
+    inputs = make_inputs(CASE.with_(heads=2, prefixes=(70, 5), rows=3, page_size=16), "cpu", torch.bfloat16)
+    table, ids, lengths = (inputs.pop(name) for name in ("slot_table", "request_ids", "prefix_lens"))
+    shape = AttentionShape(2, 1, 576, 512, True, torch.bfloat16)
+    attention = mla_narrow.NarrowMLA(table, shape, page_size=16)
+    attention.reserve(2, rows=3)
+    attention.prepare(ids, lengths, rows=3)
+    attention.attend(**inputs)
+    assert len(asked) == 2
+    assert asked[0] == asked[1]

@@ -6,9 +6,9 @@
 //     S^T [64 keys, COLUMNS]  = K [64, 576] Q^T        O^T [512, COLUMNS] += V^T [512, 64] P^T
 //
 // with V the first 512 columns of K. Per block of 64 keys and 72 columns the tensor cores work 36 + 32 products of 36
-// clocks, 2450 in all; bringing the block's 72 KiB takes a multiprocessor's share of HBM 4200 to 4800 clocks; the
-// products read 290 KiB of shared memory, 2310 clocks. So one tile a multiprocessor is bound by memory if loads never
-// stop, and two tiles that read the same keys through L2 by the tensor cores if those never stop. What follows:
+// clocks, 2450 in all; the products read 290 KiB of shared memory and the loads write 72 KiB, 2900 clocks; bringing
+// those takes a multiprocessor's share of HBM 4200 to 4800. So one tile a multiprocessor is bound by memory if loads
+// never stop; two tiles, which read the same keys through L2, by shared memory if products never stop. What follows:
 //
 //   * Four warpgroups. Two hold the output, 256 value columns each (2 COLUMNS registers a thread); one makes logits and
 //     weights, so that `k q` of a block runs beside `p v` of the block before; a thread of the fourth loads.
