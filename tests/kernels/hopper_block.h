@@ -92,6 +92,7 @@ std::vector<std::function<void()>> loads;
 ucontext_t scheduler_entry;
 jmp_buf scheduler;
 int current;
+bool went_wrong;  // a load from nowhere, or to where it cannot go
 bool moved;  // something has happened that a waiting thread may wait for
 std::function<void()> body;
 void set_thread();  // to the current one
@@ -215,6 +216,7 @@ void go_on() {
 // Run a block; false where its threads wait for one another for ever, or leave something behind.
 bool run_block() {
     std::memset(shared, 0xff, SHARED_BYTES);  // NaN
+    went_wrong = false;
     barriers.clear();
     loads.clear();
     for (Meeting& meeting : meetings) meeting = Meeting();
@@ -251,7 +253,7 @@ bool run_block() {
         }
         if (!moved) return false;
     }
-    if (!loads.empty()) return false;
+    if (!loads.empty() || went_wrong) return false;
     for (Fiber& fiber : fibers) {
         if (fiber.groups.size() != 1 || !fiber.groups.back().empty() || !fiber.stores.empty()) return false;
     }

@@ -45,7 +45,7 @@ DEVICE void load_box(void* target, const TensorMap* map, int column, int row, u6
     std::memcpy(&box, map, sizeof box);
     auto load = [=] {
         const u32 address = address_of(target);
-        if (address % 1024) std::abort();
+        if (address % 1024 || row < 0 || row >= static_cast<long>(box.rows)) model::went_wrong = true;
         for (u64 i = 0; i < box.box_rows; i++) {
             for (int j = 0; j < 64; j++) {
                 const u32 place = address + i * 128 + j * 2;

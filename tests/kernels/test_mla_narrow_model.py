@@ -158,6 +158,17 @@ def test_lengths_around_pages_and_blocks(page_size, attend):
     check(attend, CASE.with_(prefixes=lengths, rows=3, page_size=page_size), 24, 2 * len(lengths))
 
 
+@pytest.mark.parametrize(("page_size", "columns"), [(16, 24), (64, 24)])
+def test_slots_behind_the_tree_are_not_looked_up(page_size, columns, attend):
+    """A load from where no slot is ends the model's launch."""
+    inputs = make_inputs(
+        CASE.with_(prefixes=(70, 1, 125), rows=3, page_size=page_size), "cpu", torch.bfloat16
+    )
+    for request, prefix in zip(inputs["request_ids"].tolist(), (70, 1, 125), strict=True):
+        inputs["slot_table"][request, prefix + 3 :] = 1 << 30
+    check(attend, CASE.with_(page_size=page_size), columns, 6, inputs)
+
+
 def test_more_requests_than_a_warp_has_lanes_and_programs_without_work(attend):
     generator = torch.Generator().manual_seed(3)
     lengths = tuple(torch.randint(0, 200, (70,), generator=generator).tolist())
