@@ -33,9 +33,8 @@ HALF_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 @dataclass(frozen=True)
 class NarrowConfig:
     most_columns: int = 72  # packed rows of a tile: with more the ring could not hold two blocks
-    keys_ahead: int = (
-        0  # chunks of the next block's logits that are issued before a block's weights are given out
-    )
+    # Chunks of the next block's logits that are issued before a block's weights are given out.
+    keys_ahead: int = 0
 
 
 SERVED = NarrowConfig()
