@@ -5,13 +5,17 @@ An answerer is a context manager that gives a function
     answer(prompts, temperatures, new_tokens) -> for each prompt the new tokens alone, its end token included
 
 and says how many calls of it it takes `at_once`. A server is the faster: it lets answers leave its batch as
-they end, keeps it full, and replays CUDA graphs.
+they end, keeps it full, and replays CUDA graphs. Its scheduler is one Python process that looks at every
+request in every step, which for a small target takes longer than the step itself; so several servers share
+the GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Protocol
 
 import torch
@@ -20,7 +24,10 @@ from sglang_ddtree_patch.launch.bench.servers import STOCK_ENVIRONMENT
 from sglang_ddtree_patch.launch.server_process import CPU_ENVIRONMENT, ServerProcess
 
 Answer = Callable[[Sequence[list[int]], Sequence[float], int], list[list[int]]]
-SERVED_REQUESTS = 1024  # in one batch of the server, if its memory holds them
+SERVED_REQUESTS = 1024  # in one batch of a server, if its memory holds them
+GRAPH_SIZES = (1, 4, 16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)  # few, as each takes time at the start
+SERVED_TOKENS = 600_000  # a server's cache at most, so that several fit: 13.8 GB for SmolLM2
+CALLS = 6  # at once to a server: of 256 prompts each they keep its batch full while others wait
 REQUEST_SECONDS = 3600
 
 
@@ -33,12 +40,11 @@ class Answerer(Protocol):
 
 
 class ServedAnswers:
-    """Answers of a stock SGLang server, which runs as long as the block."""
+    """Answers of stock SGLang servers, which run as long as the block."""
 
-    at_once = 4
-
-    def __init__(self, folder: Path, end_ids: Collection[int], device: str):
-        flags = ["--model-path", str(folder), "--skip-tokenizer-init"]
+    def __init__(self, folder: Path, end_ids: Collection[int], device: str, servers: int):
+        # No prompt is a longer one's beginning, so a tree of prefixes would be work for nothing.
+        flags = ["--model-path", str(folder), "--skip-tokenizer-init", "--disable-radix-cache"]
         environment = STOCK_ENVIRONMENT
         if device == "cpu":
             flags += ["--device", "cpu", "--dtype", "float32", "--max-total-tokens", "65536"]
@@ -47,19 +53,31 @@ class ServedAnswers:
             # PyTorch's sampler, as FlashInfer's is compiled for a minute or two when it is first asked.
             flags += [
                 "--dtype", "bfloat16", "--sampling-backend", "pytorch", "--mem-fraction-static", "0.7",
-                "--max-running-requests", str(SERVED_REQUESTS),
+                "--max-total-tokens", str(SERVED_TOKENS), "--max-running-requests", str(SERVED_REQUESTS),
                 "--cuda-graph-max-bs-decode", str(SERVED_REQUESTS),
+                "--cuda-graph-bs-decode", *map(str, GRAPH_SIZES), "--disable-prefill-cuda-graph",
             ]  # fmt: skip
         self._end_ids = sorted(end_ids)
-        self._server = ServerProcess(flags, environment=environment, grace=0)
+        self._servers = [ServerProcess(flags, environment=environment, grace=0) for _ in range(servers)]
+        self._free: Queue[ServerProcess] = Queue()  # each as often as it takes one call more
+        self.at_once = CALLS * servers
 
     def __enter__(self) -> Answer:
-        self._server.__enter__()
-        print(f"[own text] SGLang is ready after {self._server.ready_seconds:.0f} s", flush=True)
+        with ThreadPoolExecutor(len(self._servers)) as pool:
+            starts = [pool.submit(server.__enter__) for server in self._servers]
+            try:
+                slowest = max(start.result().ready_seconds for start in starts)
+            except BaseException as error:
+                self.__exit__(type(error))  # those that still start find themselves ended
+                raise
+        print(f"[own text] {len(starts)} SGLang servers are ready after {slowest:.0f} s", flush=True)
+        for server in CALLS * self._servers:
+            self._free.put(server)
         return self._answer
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._server.__exit__(kind, *error)
+        for server in self._servers:
+            server.__exit__(kind, *error)
 
     def _answer(
         self, prompts: Sequence[list[int]], temperatures: Sequence[float], new_tokens: int
@@ -69,7 +87,11 @@ class ServedAnswers:
             for heat in temperatures
         ]
         payload = {"input_ids": list(prompts), "sampling_params": rules}
-        replies = self._server.post_json("/generate", payload, timeout=REQUEST_SECONDS)
+        server = self._free.get()
+        try:
+            replies = server.post_json("/generate", payload, timeout=REQUEST_SECONDS)
+        finally:
+            self._free.put(server)
         return [reply["output_ids"] for reply in replies]
 
 

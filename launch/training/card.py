@@ -16,13 +16,14 @@ def model_card(target: str, config: dict, report: dict) -> str:
         f"target's layers {layers}. Stored as int8 rows with scales, {report['packed_bytes'] / 1e6:.1f} MB; "
         "served in bf16.",
         "",
-        f"**Data.** {own['answers']:,} answers of the target itself, {own['tokens']:,} tokens, three in four "
-        "greedy and the others at temperature 0.7, to questions that it made up and to prompts made by "
+        f"**Data.** {own['answers']:,} answers of the target itself, {own['tokens']:,} tokens, all greedy, "
+        "to questions that it made up and to prompts made by "
         "`launch/training/prompts.py` (chat, code, arithmetic, summaries, free text of a Python "
         "installation).",
         "",
         f"**Training.** {train['steps']:,} steps in {train['minutes']} minutes on {train['device']}, loss at "
-        f"the end {train['loss']} (cross entropy, weighted by position), "
+        f"the end {train['loss']} (cross entropy, weighted by position, with labels partly the target's "
+        f"distribution), {train['judged']['loss']} against the text alone where it was not learnt, "
         f"{own['seconds'] / 60:.1f} minutes for the answers.",
         "",
         f"**Accept length**, drafted tokens a round without the bonus token: {packed['prompts']} held-out "

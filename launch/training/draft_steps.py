@@ -40,12 +40,15 @@ class DraftSteps:
         texts: Sequence[tuple[int, list[int]]],
         step_tokens: int,
         step_blocks: int,
+        soft: float,
         device: str,
     ) -> None:
-        self._drafter, self._target, self._device = drafter, target, device
+        self._drafter, self._target, self._device, self._soft = drafter, target, device, soft
         self._size = (step_tokens, step_blocks)
         self._texts = Texts(texts, device)
-        self._features = KeptFeatures(target, layers, self._texts)
+        last = target.config.num_hidden_layers - 1  # what it says goes before its head
+        self._features = KeptFeatures(target, (*layers, last) if soft else layers, self._texts)
+        self._width = drafter.fc.in_features
         self._score = score_rows
         is_compiled = can_compile(device)
         if is_compiled:
@@ -76,7 +79,15 @@ class DraftSteps:
 
     def _loss(self, plan: Plan, is_kept: bool) -> torch.Tensor:
         batch = self._texts.gather(plan)
-        context = self._features.of(batch, is_kept)
+        found = self._features.of(batch, is_kept)
         return draft_loss(
-            self._drafter, self._target, context, batch.ids, batch.anchors, batch.lengths, score=self._score
+            self._drafter,
+            self._target,
+            found[..., : self._width],
+            batch.ids,
+            batch.anchors,
+            batch.lengths,
+            found[..., self._width :],
+            self._soft,
+            self._score,
         )

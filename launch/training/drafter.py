@@ -10,17 +10,22 @@ target's hidden states of the positions before the anchor:
     block   = embed(anchor, mask, ..., mask)     [S, n * B, H] the target's embedding, and its head after
 
 Training puts n blocks of one sequence side by side and gives each its own view by mask, so that the
-context is projected once for all of them. Sequences of one batch may have anchors of their own.
+context is projected once for all of them; attention takes them in parts. Sequences of one batch may have
+anchors of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from head_loss import head_loss, score_rows
 from torch import nn
+
+SIDE_BY_SIDE = 16  # blocks under one mask: each costs attention over all of them, in vain but for its own
+GAMMA = 4.0  # positions over which a token's weight falls to 1 / e
 
 
 def draft_config(
@@ -123,13 +128,15 @@ class DraftAttention(nn.Module):
         keys = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, self.width)))
         return rotate(keys, cos, sin), self.v_proj(x).unflatten(-1, (self.kv_heads, self.width))
 
-    def attend(self, q, own, context, bias):
-        """q [S * Q, heads, D], keys and values of the blocks [S * Q, kv, D] and of the context
-        [S * T, kv, D], bias [S, Q, T + Q] -> [S * Q, heads * D]."""
+    def attend(self, q, own, context, bias, parts: int):
+        """q [S * P * Q, heads, D], keys and values of the blocks [S * P * Q, kv, D] and of the context
+        [S * T, kv, D], bias [S * P, Q, T + Q] -> [S * P * Q, heads * D]. A sequence's P parts of its blocks
+        do not see each other."""
         rows, group = len(bias), self.heads // self.kv_heads
 
-        def joined(before, block):  # -> [S, heads, T + Q, D]
-            both = torch.cat([before.unflatten(0, (rows, -1)), block.unflatten(0, (rows, -1))], dim=1)
+        def joined(before, block):  # -> [S * P, heads, T + Q, D]
+            before = before.unflatten(0, (rows // parts, 1, -1)).expand(-1, parts, -1, -1, -1)
+            both = torch.cat([before, block.unflatten(0, (rows // parts, parts, -1))], dim=2).flatten(0, 1)
             # SDPA's kernels for a mask want as many heads of keys as of queries.
             return both[:, :, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3).transpose(1, 2)
 
@@ -197,12 +204,14 @@ class Drafter(nn.Module):
         block_angles = angles(positions.flatten(), self.width, self.theta)
         context_angles = angles(torch.arange(length, device=ids.device).repeat(rows), self.width, self.theta)
         x = F.embedding(tokens.flatten(), embedding)
-        bias = x.new_zeros(()).masked_fill(~block_mask(anchors, length, block), -torch.inf)
+        parts = count // SIDE_BY_SIDE if count % SIDE_BY_SIDE == 0 else 1
+        mask = block_mask(anchors.view(rows * parts, -1), length, block)
+        bias = x.new_zeros(()).masked_fill(~mask, -torch.inf)
         context = self.read(features.flatten(0, 1))
         for layer in self.layers:
             q, own = layer.project(x, *block_angles)
             before = layer.project_context(context, *context_angles)
-            x = layer.finish(x, layer.self_attn.attend(q, own, before, bias))
+            x = layer.finish(x, layer.self_attn.attend(q, own, before, bias, parts))
         return self.settle(x).view(rows, count, block, -1)
 
     def read(self, features):
@@ -231,20 +240,41 @@ def block_mask(anchors: torch.Tensor, length: int, block: int) -> torch.Tensor:
     return torch.cat([before, own], dim=2)
 
 
-def draft_loss(
-    drafter, target, features, ids, anchors, lengths=None, gamma: float = 4.0, score=score_rows
-) -> torch.Tensor:
-    """Cross entropy of positions 1 .. B - 1 against the sequence, weighted exp(-(i - 1) / gamma).
+@dataclass(frozen=True)
+class Drafted:
+    """What a drafter put into blocks, and the text there."""
 
-    The weight falls with depth because a later position only counts once every earlier one is right.
-    Positions at or past `lengths` [S] count nothing; without lengths every block lies inside its sequence.
+    hidden: torch.Tensor  # [S, n, B - 1, H], before the head
+    places: torch.Tensor  # int64 [S, n, B - 1], positions in the sequence
+    truth: torch.Tensor  # int64 [S, n, B - 1]
+    weight: torch.Tensor  # float32 [S, n, B - 1], exp(-(i - 1) / gamma), 0 past a text's end
+
+
+def draft(drafter, table, features, ids, anchors, lengths=None, gamma: float = GAMMA) -> Drafted:
+    """Fill blocks of positions 1 .. B - 1; those at or past `lengths` [S] count nothing.
+
+    Without lengths every block lies inside its sequence. The weight falls with depth because a later position
+    only counts once every earlier one is right.
     """
-    table, head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
     hidden = drafter(features, ids, anchors, table)[:, :, 1:]
-    places = anchors[:, :, None] + torch.arange(1, drafter.block, device=ids.device)  # [S, n, B - 1]
+    places = anchors[:, :, None] + torch.arange(1, drafter.block, device=ids.device)
     truth = ids.gather(1, places.flatten(1).clamp(max=ids.shape[1] - 1)).view_as(places)
     weight = torch.exp(-torch.arange(drafter.block - 1, device=ids.device) / gamma).expand_as(places)
     if lengths is not None:
         weight = weight * (places < lengths[:, None, None])
-    share = weight / weight.sum()
-    return head_loss(hidden.flatten(0, 2), head, truth.flatten(), share.flatten(), score)
+    return Drafted(hidden, places, truth, weight)
+
+
+def draft_loss(
+    drafter, target, features, ids, anchors, lengths=None, said=None, soft: float = 0.0, score=score_rows
+) -> torch.Tensor:
+    """Weighted mean cross entropy of the blocks against the text, and by the share `soft` against the
+    target's distribution at each of its tokens: `said` [S, T, H] is what the target puts before its head."""
+    table, head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+    made = draft(drafter, table, features, ids, anchors, lengths)
+    share = (made.weight / made.weight.sum()).flatten()
+    rows = None
+    if soft:
+        before = (made.places - 1).flatten(1).clamp(max=ids.shape[1] - 1)
+        rows = said.gather(1, before[:, :, None].expand(-1, -1, said.shape[2])).flatten(0, 1)
+    return head_loss(made.hidden.flatten(0, 2), head, made.truth.flatten(), share, rows, soft, score)

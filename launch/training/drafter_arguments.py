@@ -28,6 +28,13 @@ def positive(kind: type, least: int | None = None) -> Callable[[str], int | floa
     return number
 
 
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
+    return value
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Train a DFlash drafter for any Hugging Face target, and measure what it is worth.",
@@ -54,10 +61,15 @@ def parse() -> argparse.Namespace:
         choices=("sglang", "plain"),
         help="who writes it: SGLang if it is installed, or plain PyTorch",
     )
-    own.add_argument("--prompts", type=positive(int), default=16_000, help="made from parts and free text")
-    own.add_argument("--questions", type=positive(int, 0), default=24_000, help="that it makes up itself")
     own.add_argument(
-        "--own-tokens", type=positive(int, SHORTEST), default=384, help="new tokens an answer, at most"
+        "--servers", type=positive(int), default=3, help="of SGLang on the GPU; 1 for a target of billions"
+    )
+    own.add_argument("--prompts", type=positive(int), default=32_000, help="made from parts and free text")
+    own.add_argument(
+        "--questions", type=positive(int, 0), default=160_000, help="that it tries to make up itself"
+    )
+    own.add_argument(
+        "--own-tokens", type=positive(int, SHORTEST), default=256, help="new tokens an answer, at most"
     )
     own.add_argument(
         "--batch-tokens", type=positive(int), default=200_000, help="prompts and answers of a batch"
@@ -66,9 +78,12 @@ def parse() -> argparse.Namespace:
     own.add_argument("--longest", type=positive(int), default=4096, help="tokens of a prompt, at most")
     training = parser.add_argument_group("training")
     training.add_argument("--steps", type=positive(int), default=100_000, help="stop after so many steps")
-    training.add_argument("--step-tokens", type=positive(int), default=65_536, help="tokens of text a step")
+    training.add_argument("--step-tokens", type=positive(int), default=16_384, help="tokens of text a step")
     training.add_argument("--step-blocks", type=positive(int), default=2048, help="blocks a step")
     training.add_argument("--peak", type=positive(float), default=0.02, help="learning rate of Muon")
+    training.add_argument(
+        "--soft", type=share, default=0.5, help="of each label that is the target's own distribution"
+    )
     judging = parser.add_argument_group("evaluation")
     judging.add_argument("--eval-prompts", type=Path, nargs="+", default=BENCH_PROMPTS)
     judging.add_argument(

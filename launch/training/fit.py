@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+Judge = Callable[[], dict[str, float]]
 
 SAVE_SECONDS = 60
 LOOK_EVERY = (
@@ -36,6 +39,7 @@ class Outcome:
     steps: int
     minutes: float
     loss: float
+    judged: dict[str, float] | None = None
 
 
 class Unfinished(Exception):
@@ -56,20 +60,24 @@ def fit(
     device: str,
     until: float = math.inf,
     drafted: int | None = None,
+    judge: Judge | None = None,
 ) -> Outcome:
     """Minimise loss_of(step, progress) over `model`'s parameters; `drafted` tokens a step are told as a rate.
+
+    With a `judge`, asked every minute and at the end, the model ends as it was when its "loss" was least.
 
     Raises:
         SystemExit: the loss is no number any more; the checkpoint is one of before.
         Unfinished: the clock (time.time()) has passed `until` before the budget was spent.
     """
-    step, seconds, smooth = 0, 0.0, None
+    step, seconds, smooth, best = 0, 0.0, None, None
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=device)
         model.load_state_dict(state["model"])
         for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         step, seconds, smooth = state["step"], state["seconds"], state["loss"]
+        best = state["best"]
         print(f"[{label}] resuming at step {step}", flush=True)
 
     saved = printed = time.time()
@@ -108,6 +116,8 @@ def fit(
             is_over = now > until and progress < 1.0
             if now - saved > SAVE_SECONDS or progress >= 1.0 or is_over:
                 saved = now
+                if judge is not None and not is_over:
+                    best = better_of(best, judge(), model, label)
                 save_whole(
                     {
                         "model": model.state_dict(),
@@ -115,12 +125,26 @@ def fit(
                         "step": step,
                         "seconds": seconds,
                         "loss": smooth,
+                        "best": best,
                     },
                     checkpoint,
                 )
             if is_over:
                 raise Unfinished(f"{label}: {100 * progress:.0f}% of the training is done")
-    return Outcome(step, round(seconds / 60, 2), round(smooth, 4))
+    if best is not None:
+        model.load_state_dict(best["model"])
+    judged = None if best is None else best["judged"]
+    return Outcome(step, round(seconds / 60, 2), round(smooth, 4), judged)
+
+
+def better_of(best: dict | None, judged: dict[str, float], model, label: str) -> dict:
+    """The best model so far, {"judged", "model"}, after one that was just judged; says how it was."""
+    is_better = best is None or judged["loss"] <= best["judged"]["loss"]
+    told = ", ".join(f"{name} {value}" for name, value in judged.items())
+    print(f"[{label}] held back: {told}{' (the best)' if is_better else ''}", flush=True)
+    if not is_better:
+        return best
+    return {"judged": judged, "model": {name: t.detach().clone() for name, t in model.state_dict().items()}}
 
 
 def save_whole(value, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -74,13 +75,29 @@ class HFTarget:
         model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, attn_implementation="sdpa")
         return model.to(self.device).eval().requires_grad_(False)
 
-    def prompt_ids(self, prompt: dict) -> list[int]:
+    def prompts_ids(self, prompts: Sequence[dict]) -> list[list[int]]:
         """A `text` prompt is continued as it stands, any other is asked through the chat template."""
-        if prompt["kind"] == "text" or self.tokenizer.chat_template is None:
-            return self.tokenizer(prompt["text"])["input_ids"]
-        turn = [{"role": "user", "content": prompt["text"]}]
-        rendered = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        return self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        found: list[list[int]] = [[]] * len(prompts)
+        is_plain = [p["kind"] == "text" or self.tokenizer.chat_template is None for p in prompts]
+        for kind in (True, False):
+            indices = [index for index, plain in enumerate(is_plain) if plain == kind]
+            texts = [prompts[index]["text"] for index in indices]
+            if not kind:
+                turns = ([{"role": "user", "content": text}] for text in texts)
+                texts = [
+                    self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+                    for turn in turns
+                ]
+            # All at once: the tokenizer takes every core.
+            for index, ids in zip(indices, self._encode(texts, special=kind), strict=True):
+                found[index] = ids
+        return found
+
+    def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
+        return self.tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []
+
+    def prompt_ids(self, prompt: dict) -> list[int]:
+        return self.prompts_ids([prompt])[0]
 
     def opening_ids(self) -> list[int]:
         """The chat template up to where a user's words begin; empty without a template."""

@@ -1,22 +1,20 @@
 """The target's own text: prompts answered in batches, kept in pieces so that a run can be taken up again.
 
-A drafter has to agree with its target and not with books, so it learns from what the target writes. Each
-piece is one batch of prompts of nearly one length, greedy or sampled at one of `TEMPERATURES`, in turn.
+A drafter has to agree with its target and not with books, so it learns from what the target writes, greedily
+as drafters are judged. Each piece is one batch of prompts of nearly one length.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
 from answers import Answer
 from fit import Unfinished, save_whole
 
-TEMPERATURES = (0.0, 0.7, 0.0, 0.0)  # greedy text is what drafters are judged by
 SHORTEST = 8  # tokens of an answer worth learning from
 
 
@@ -54,40 +52,41 @@ def write_own_text(
     if finished.exists():
         return
     used = float(spent.read_text()) if spent.exists() else 0.0
-    started, total = began - used, 0
+    started, total, kept_pieces = began - used, 0, 0
     paths = [folder / f"piece-{index:04d}.pt" for index in range(len(groups))]
     todo = [(prompts, path) for prompts, path in zip(groups, paths, strict=True) if not path.exists()]
     if time.time() > until:
         raise Unfinished(f"own text: {len(groups) - len(todo)} of {len(groups)} pieces are done")
 
     with ThreadPoolExecutor(at_once) as pool:
-        asked: deque = deque()
+        asked: dict[Future, tuple[list[list[int]], Path]] = {}
 
-        def keep_oldest() -> None:
-            nonlocal total
-            prompts, path, future = asked.popleft()
-            pairs = zip(prompts, future.result(), strict=True)
-            kept = [(len(p), p + a) for p, a in pairs if len(a) >= SHORTEST]
-            save_whole(kept, path)
-            total += sum(len(ids) - first for first, ids in kept)
+        def keep_answered() -> None:
+            nonlocal total, kept_pieces
+            for future in wait(asked, return_when=FIRST_COMPLETED).done:
+                prompts, path = asked.pop(future)
+                pairs = zip(prompts, future.result(), strict=True)
+                kept = [(len(p), p + a) for p, a in pairs if len(a) >= SHORTEST]
+                save_whole(kept, path)
+                kept_pieces += 1
+                total += sum(len(ids) - first for first, ids in kept)
             seconds = time.time() - started
             spent.write_text(f"{seconds:.1f}")
             print(
-                f"[own text] piece {paths.index(path) + 1} of {len(groups)}, {total:,} tokens, "
+                f"[own text] {kept_pieces} of {len(todo)} pieces, {total:,} tokens, "
                 f"{seconds:.0f} s of at most {60 * minutes:.0f}",
                 flush=True,
             )
 
         for count, (prompts, path) in enumerate(todo):
             if len(asked) == at_once:
-                keep_oldest()
+                keep_answered()
             # Each run answers something, however long its answerer took to get ready.
             if count > 0 and (time.time() - started > 60 * minutes or time.time() > until):
                 break
-            temperatures = [TEMPERATURES[row % len(TEMPERATURES)] for row in range(len(prompts))]
-            asked.append((prompts, path, pool.submit(answer, prompts, temperatures, new_tokens)))
+            asked[pool.submit(answer, prompts, [0.0] * len(prompts), new_tokens)] = prompts, path
         while asked:
-            keep_oldest()
+            keep_answered()
     done = sum(path.exists() for path in paths)
     if done < len(groups) and time.time() - started <= 60 * minutes:
         raise Unfinished(f"own text: {done} of {len(groups)} pieces are done")

@@ -7,7 +7,7 @@ its result is already under --out:
 
     prompts   many, of several kinds (prompts.py)
     own       questions that the target makes up (questions.py) and its own text, answered in pieces
-              (sampled_text.py): a fifth of --minutes at most
+              (sampled_text.py): four tenths of --minutes at most
     train     the drafter, on hidden states kept in memory as far as they fit: the rest of --minutes
     export    RUN/draft in bf16 for SGLang, RUN/packed with int8 rows, which the first is expanded from
     evaluate  accept length by kind of prompt, on prompts that training never saw
@@ -44,11 +44,14 @@ from prompts import make_prompts
 from questions import ask
 from safetensors.torch import load_file
 from sampled_text import SHORTEST, batches, read_own_text, write_own_text
+from validation import Validation, split
 
 from sglang_ddtree_patch.launch.int8_rows import expand, write_packed
 from sglang_ddtree_patch.launch.run_folder import exit_on_signals
 
-OWN_SHARE = 0.2  # of --minutes
+OWN_SHARE = 0.4  # of --minutes, at most
+ASKING_SHARE = 0.25  # of that, for questions
+SETUP_SECONDS = 90  # of a training that begins anew: hidden states, compiling
 MORE_TO_DO = 3
 INTERRUPTED = 130
 
@@ -78,13 +81,14 @@ class Run:
         self.layers = self.target.feature_layers(args.features)
         args.out.mkdir(parents=True, exist_ok=True)
         hold_to_settings(args.out / "settings.json", self.settings())
+        self.wrote = False  # own text, in this run
         self.report_path = args.out / "report.json"
         self.report = json.loads(self.report_path.read_text()) if self.report_path.exists() else {}
 
     def settings(self) -> dict:
         """What has to stay the same while a run is taken up: its stages build on one another."""
         args, target = self.args, json.dumps(self.target.config, sort_keys=True)
-        names = ("block", "layers", "intermediate", "prompts", "questions", "own_tokens")
+        names = ("block", "layers", "intermediate", "prompts", "questions", "own_tokens", "soft")
         return {
             **{name: getattr(args, name) for name in names},
             "features": list(self.layers),
@@ -99,8 +103,9 @@ class Run:
     def where(self) -> str:
         return torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
 
-    def check_time(self, what: str) -> None:
-        if time.time() > self.until:
+    def check_time(self, what: str, seconds: float = 0) -> None:
+        """Whether `what` may begin in this run: so many seconds before its end are too few."""
+        if time.time() > self.until - seconds:
             raise Unfinished(f"{what} has not begun")
 
     def prompts(self) -> None:
@@ -117,16 +122,16 @@ class Run:
         if not (folder / "finished").exists():
             self.check_time("own text")
             torch.manual_seed(1)
-            answerer = self.answerer()
+            self.wrote, answerer = True, self.answerer()
             with answerer as answer:
                 began = time.time()  # a server's start comes on top: the text must not suffer by it
                 prompts = json.loads((args.out / "prompts.json").read_text())
-                prompts += self.questions(answer, answerer.at_once)
+                minutes = OWN_SHARE * args.minutes
+                prompts += self.questions(answer, answerer.at_once, began + 60 * ASKING_SHARE * minutes)
                 longest = min(args.longest, target.positions - args.own_tokens - args.block)
-                ids = [target.prompt_ids(prompt)[:longest] for prompt in prompts]
+                ids = [found[:longest] for found in target.prompts_ids(prompts)]
                 groups = list(batches(ids, args.own_tokens, args.batch_tokens, args.batch_rows))
                 random.Random(0).shuffle(groups)  # of all lengths, however few there is time for
-                minutes = OWN_SHARE * args.minutes
                 write_own_text(
                     answer, answerer.at_once, groups, folder, args.own_tokens, minutes, self.until, began
                 )
@@ -134,25 +139,26 @@ class Run:
         tokens = sum(len(ids) - first for first, ids in texts)
         self.note(own_text={"answers": len(texts), "tokens": tokens, "seconds": read_seconds(folder)})
 
-    def questions(self, answer: Answer, at_once: int) -> list[dict[str, str]]:
+    def questions(self, answer: Answer, at_once: int, until: float) -> list[dict[str, str]]:
         path, args = self.args.out / "questions.json", self.args
         if not path.exists():
             judged = {prompt["text"] for file in args.eval_prompts for prompt in json.loads(file.read_text())}
-            made = ask(answer, at_once, self.target, args.questions, args.batch_rows)
+            made = ask(answer, at_once, self.target, args.questions, args.batch_rows, until)
             write_json(path, [prompt for prompt in made if prompt["text"] not in judged])
         return json.loads(path.read_text())
 
     def answerer(self) -> ServedAnswers | PlainAnswers:
         has_sglang = importlib.util.find_spec("sglang") is not None
         if (self.args.answers or ("sglang" if has_sglang else "plain")) == "sglang":
-            return ServedAnswers(self.args.target, self.target.end_ids, self.device)
+            servers = self.args.servers if self.device == "cuda" else 1
+            return ServedAnswers(self.args.target, self.target.end_ids, self.device, servers)
         return PlainAnswers(self.target.model, self.target.end_ids, self.device)
 
     def train(self) -> None:
         args, path = self.args, self.args.out / "drafter.pt"
         if path.exists():
             return
-        self.check_time("training")
+        self.check_time("training", SETUP_SECONDS if self.wrote else 0)
         # A resumed run goes on with other draws than the run it takes up.
         torch.manual_seed(int(time.time()))
         config = draft_config(
@@ -175,16 +181,19 @@ class Run:
         drafter = drafter.to(self.device).train()
         size = sum(p.numel() for p in drafter.parameters())
         print(f"[train] {size:,} parameters, target layers {self.layers}", flush=True)
+        learned, held = split(texts)
+        size_of_step = (args.step_tokens, args.step_blocks)
         outcome = fit(
             "train",
             drafter,
-            DraftSteps(drafter, target, self.layers, texts, args.step_tokens, args.step_blocks, self.device),
+            DraftSteps(drafter, target, self.layers, learned, *size_of_step, args.soft, self.device),
             muon(drafter, args.peak, self.device),
-            Budget(args.steps, (1 - OWN_SHARE) * args.minutes),
+            Budget(args.steps, args.minutes - read_seconds(args.out / "own") / 60),
             args.out / "train.pt",
             self.device,
             self.until,
             drafted=args.step_blocks * (args.block - 1),
+            judge=Validation(drafter, target, self.layers, held, *size_of_step, self.device),
         )
         write_json(args.out / "draft_config.json", config)
         torch.save(drafter.state_dict(), path)

@@ -3,9 +3,12 @@
 import json
 import math
 import sys
+import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -31,6 +34,7 @@ import sampled_text  # noqa: E402
 import targets  # noqa: E402
 import text_batches  # noqa: E402
 import train_drafter  # noqa: E402
+import validation  # noqa: E402
 from best_first import best_first  # noqa: E402
 from hf_target import HFTarget  # noqa: E402
 from optimizers import muon  # noqa: E402
@@ -78,6 +82,17 @@ def test_a_block_sees_what_stands_before_its_anchor_and_nothing_after(target, mo
     assert torch.allclose(alone[0, 0], before[1, 1], atol=1e-5)
 
 
+def test_blocks_in_parts_are_what_they_are_under_one_mask(target, model, monkeypatch):
+    drafter, table = new_drafter(target), model.get_input_embeddings().weight
+    ids, anchors = torch.randint(8, 700, (2, 20)), torch.randint(2, 16, (2, 6))
+    context, found = targets.features(model, ids), []
+    for most in (6, 2, 4):  # one part, three, and one again as 4 does not divide 6
+        monkeypatch.setattr(drafting, "SIDE_BY_SIDE", most)
+        found.append(drafter(context, ids, anchors, table))
+    assert torch.allclose(found[0], found[1], atol=1e-5)
+    assert torch.equal(found[0], found[2])
+
+
 def test_the_committed_drafter_is_as_good_here_as_on_a_server(target, model):
     folder = model_catalog.path("tiny-gqa") / "draft"
     drafter = drafting.Drafter(json.loads((folder / "config.json").read_text()))
@@ -123,6 +138,56 @@ def test_sampled_rows_follow_the_targets_distribution(target, model):
     found = torch.bincount(torch.tensor(rows)[:, 0], minlength=len(expected)) / 4000
     assert (found - expected).abs().max() < 5 * math.sqrt(0.25 / 4000)
     assert expected.max() < 0.9
+
+
+class CountedServer:
+    """Stands for a server: knows how many calls it has at once, and whether it runs."""
+
+    is_broken = False
+    all: ClassVar[list["CountedServer"]] = []
+
+    def __init__(self, flags, environment, grace):
+        self.flags, self.ready_seconds = flags, 1.0
+        self.is_running, self.calls, self.most, self.lock = False, 0, 0, threading.Lock()
+        self.all.append(self)
+
+    def __enter__(self):
+        if self.is_broken and len(self.all) == 3 and self is self.all[1]:
+            raise RuntimeError("no memory")
+        self.is_running = True
+        return self
+
+    def __exit__(self, kind, *error):
+        self.is_running = False
+
+    def post_json(self, path, payload, timeout):
+        assert self.is_running
+        with self.lock:
+            self.calls += 1
+            self.most = max(self.most, self.calls)
+        time.sleep(0.05)
+        with self.lock:
+            self.calls -= 1
+        return [{"output_ids": ids[::-1]} for ids in payload["input_ids"]]
+
+
+def test_servers_share_the_calls_and_end_together(monkeypatch):
+    monkeypatch.setattr(answers, "ServerProcess", CountedServer)
+    monkeypatch.setattr(CountedServer, "all", [])
+    answerer = answers.ServedAnswers(Path("target"), {2}, "cuda", servers=3)
+    with answerer as answer, ThreadPoolExecutor(answerer.at_once) as pool:
+        futures = [pool.submit(answer, [[index, 1]], [0.0], 4) for index in range(2 * answerer.at_once)]
+        assert [future.result() for future in futures] == [[[1, index]] for index in range(len(futures))]
+        assert all(server.is_running for server in CountedServer.all)
+    assert [server.most for server in CountedServer.all] == [answers.CALLS] * 3
+    assert not any(server.is_running for server in CountedServer.all)
+
+    CountedServer.all.clear()
+    monkeypatch.setattr(CountedServer, "is_broken", True)
+    answerer = answers.ServedAnswers(Path("target"), {2}, "cuda", servers=3)
+    with pytest.raises(RuntimeError, match="no memory"):
+        answerer.__enter__()
+    assert not any(server.is_running for server in CountedServer.all)
 
 
 def test_batches_hold_every_prompt_once_and_stay_in_bounds():
@@ -194,18 +259,44 @@ def test_kept_features_are_the_targets_and_texts_past_the_room_are_read_anew(tar
     assert kinds == {True, False}
 
 
+@pytest.mark.parametrize("soft", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("rows", [1, 7, 40])
-def test_the_loss_of_the_head_is_cross_entropy_and_so_is_its_gradient(rows, monkeypatch):
+def test_the_loss_of_the_head_is_cross_entropy_and_so_is_its_gradient(rows, soft, monkeypatch):
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(rows, 12, generator=generator).requires_grad_()
+    hidden, said = torch.randn(rows, 12, generator=generator), torch.randn(rows, 12, generator=generator)
+    hidden.requires_grad_()
     head = torch.randn(50, 12, generator=generator)
     truth, share = torch.randint(0, 50, (rows,), generator=generator), torch.rand(rows, generator=generator)
-    expected = (torch.nn.functional.cross_entropy(hidden @ head.T, truth, reduction="none") * share).sum()
+    label = (1 - soft) * torch.nn.functional.one_hot(truth, 50) + soft * (said @ head.T).softmax(-1)
+    each = torch.nn.functional.cross_entropy(hidden @ head.T, label, reduction="none")
+    expected = (each * share).sum()
     (gradient,) = torch.autograd.grad(2 * expected, hidden)
     monkeypatch.setattr(head_loss, "MOST_LOGITS", 50 * 9)  # 9 rows at once
-    found = head_loss.head_loss(hidden, head, truth, share)
-    assert torch.allclose(found, expected, atol=1e-5)
+    found = head_loss.head_loss(hidden, head, truth, share, said, soft)
+    assert torch.allclose(found, expected, atol=1e-4)
     assert torch.allclose(torch.autograd.grad(2 * found, hidden)[0], gradient, atol=1e-5)
+
+
+def test_soft_labels_are_the_targets_own_at_each_token_of_the_block(target, model):
+    """A drafter whose head input is the target's has no more to learn where the labels are all soft."""
+    drafter = new_drafter(target)
+    ids, anchors = torch.randint(8, 700, (2, 30)), torch.tensor([[5, 9], [3, 12]])
+    found = targets.features(model, ids, (0, 1, 2, model.config.num_hidden_layers - 1))
+    width = drafter.fc.in_features
+    logits = torch.nn.functional.linear(found[..., width:], model.get_output_embeddings().weight)
+    assert torch.allclose(logits, model(input_ids=ids).logits, atol=1e-4)
+    places = (anchors[:, :, None] + torch.arange(3)).flatten(1)  # of what the target says about the next
+    perfect = found[..., width:].gather(1, places[:, :, None].expand(-1, -1, 128)).view(2, 2, 3, 128)
+    perfect = torch.cat([perfect[:, :, :1], perfect], dim=2).requires_grad_()
+    drafter.forward = lambda features, ids, anchors, table: perfect
+
+    def pull(soft: float) -> float:
+        loss = drafting.draft_loss(
+            drafter, model, found[..., :width], ids, anchors, None, found[..., width:], soft
+        )
+        return torch.autograd.grad(loss, perfect)[0].norm().item()
+
+    assert pull(1.0) < 1e-5 < 1e-2 < pull(0.5) < pull(0.0)
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
@@ -236,12 +327,13 @@ def test_compiled_pieces_learn_the_same_and_are_compiled_for_few_shapes(target, 
         batch = texts.gather(plan)
         shapes.add(batch.ids.shape)
         context = targets.features(model, batch.ids, (0, 1, 2)).detach()
+        said = targets.features(model, batch.ids, (3,)).detach()
         losses = []
         for drafter, rule in ((plain, head_loss.score_rows), (compiled, score)):
             drafter.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
                 loss = drafting.draft_loss(
-                    drafter, model, context, batch.ids, batch.anchors, batch.lengths, score=rule
+                    drafter, model, context, batch.ids, batch.anchors, batch.lengths, said, 0.5, rule
                 )
             loss.backward()
             losses.append(loss.item())
@@ -255,24 +347,44 @@ def test_compiled_pieces_learn_the_same_and_are_compiled_for_few_shapes(target, 
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-def test_questions_are_the_different_ones_that_ended(target):
+def test_questions_are_the_different_ones_that_ended(target, monkeypatch):
     end = next(iter(target.end_ids))
     opening = target.opening_ids()
     assert opening
     whole = target.prompt_ids({"kind": "question", "text": "What is a list?"})
     assert whole[: len(opening)] == opening
-    said = [target.tokenizer(text)["input_ids"] for text in ("What is a list?", "How is a file closed?")]
+    monkeypatch.setattr(questions, "STARTS", ("", "Why is"))
+    why = target.tokenizer("Why is", add_special_tokens=False)["input_ids"]
+    said = [target.tokenizer(text)["input_ids"] for text in (" a list of numbers?", " a file closed?")]
     calls = []
 
     def answer(prompts, temperatures, new_tokens):
         calls.append(len(prompts))
-        assert all(prompt == opening for prompt in prompts)
+        assert all(prompt in (opening, opening + why) for prompt in prompts)
+        # Of opening and opening + why in turn; the first call begins with the opening, the second does not.
         return [said[0] + [end], said[0] + [end], said[1] + [end], said[1][:-1], [end]][: len(prompts)]
 
     made = questions.ask(answer, 2, target, 13, 5)
     assert sorted(calls) == [3, 5, 5]
-    assert [prompt["text"] for prompt in made] == ["What is a list?", "How is a file closed?"]
+    assert {prompt["text"] for prompt in made} == {
+        *("a list of numbers?", "Why is a list of numbers?", "a file closed?", "Why is a file closed?"),
+    }
+    assert len(made) == 4
     assert {prompt["kind"] for prompt in made} == {"question"}
+    assert questions.ask(answer, 2, target, 13, 5, until=time.time()) == []
+    assert len(calls) == 3
+
+
+def test_prompts_together_are_what_each_is_alone(target):
+    prompts = [
+        {"kind": kind, "text": text}
+        for kind, text in (("chat", "What is a list?"), ("text", "def a"), ("code", "Sort a list."))
+    ]
+    together = target.prompts_ids(prompts)
+    assert together == [target.prompt_ids(prompt) for prompt in prompts]
+    assert together[1] == target.tokenizer("def a")["input_ids"]
+    assert together[0][: len(target.opening_ids())] == target.opening_ids()
+    assert target.prompts_ids([]) == []
 
 
 def test_a_loss_that_is_no_number_ends_the_training_and_is_not_kept(target, model, tmp_path):
@@ -292,7 +404,7 @@ def test_a_loss_that_is_no_number_ends_the_training_and_is_not_kept(target, mode
     [
         *(["--device", "tpu"], ["--layers", "0"], ["--block", "1"], ["--longest", "0"]),
         *(["--batch-rows", "0"], ["--minutes", "nan"], ["--target", "nowhere"], ["--prompts", "few"]),
-        *(["--eval-prompts", "nowhere.json"], ["--out", __file__]),
+        *(["--eval-prompts", "nowhere.json"], ["--out", __file__], ["--soft", "1.5"]),
     ],
 )
 def test_what_no_run_can_be_asked_is_one_line(wrong, monkeypatch, capsys):
@@ -358,11 +470,77 @@ def test_training_lowers_the_loss_and_goes_on_from_its_checkpoint(target, model,
     assert outcome.loss < 0.5 * first
 
 
+def test_a_training_ends_as_it_was_when_it_was_best(target, model, tmp_path, monkeypatch, capsys):
+    """And that is known to a run which takes it up."""
+    drafter = new_drafter(target)
+    marks, losses = [], iter([3.0, 1.0, 2.0, 2.0, 2.0])
+
+    def loss_of(step: int, progress: float) -> torch.Tensor:
+        return sum(p.square().sum() for p in drafter.parameters())
+
+    def judge() -> dict[str, float]:
+        marks.append({name: t.clone() for name, t in drafter.state_dict().items()})
+        return {"loss": next(losses), "accept": len(marks)}
+
+    def run(until: float):
+        budget, checkpoint = fitting.Budget(85, 10.0, warmup=5), tmp_path / "c.pt"
+        return fitting.fit(
+            "t", drafter, loss_of, muon(drafter, 0.02, "cpu"), budget, checkpoint, "cpu", until, judge=judge
+        )
+
+    monkeypatch.setattr(fitting, "SAVE_SECONDS", -1)  # at every look
+    began = time.time()
+    times = iter([began] * 3)  # over at the third look
+    with monkeypatch.context() as patched:
+        patched.setattr(fitting.time, "time", lambda: next(times, began + 9))
+        with pytest.raises(fitting.Unfinished):
+            run(began + 5)
+    outcome = run(math.inf)
+    assert outcome.judged == {"loss": 1.0, "accept": 2}
+    assert len(marks) == 4  # not when time was over
+    assert all(torch.equal(t, marks[1][name]) for name, t in drafter.state_dict().items())
+    assert not torch.equal(marks[1]["fc.weight"], marks[-1]["fc.weight"])
+    assert capsys.readouterr().out.count("(the best)") == 2
+
+
+def test_what_is_held_back_is_never_learnt_and_judged_as_a_server_would(target, model):
+    texts = [(3, torch.randint(8, 600, (size,)).tolist()) for size in range(30, 130)]
+    learned, held = validation.split(texts, most=8)
+    assert len(held) == 2
+    assert sorted(map(str, learned + held)) == sorted(map(str, texts))
+    assert validation.split(texts, most=8) == (learned, held)
+    folder = model_catalog.path("tiny-gqa") / "draft"
+    drafter = drafting.Drafter(json.loads((folder / "config.json").read_text()))
+    drafter.load_state_dict({k: v.float() for k, v in load_file(folder / "model.safetensors").items()})
+    prompt = target.tokenizer("def close(self):\n    '''")["input_ids"]
+    ids = targets.greedy(model, torch.tensor([prompt]), 112)[0].tolist()
+    before = torch.get_rng_state()
+    judge = validation.Validation(drafter, model, (0, 1, 2), [(len(prompt), ids)], 128, 400, "cpu")
+    assert torch.equal(before, torch.get_rng_state())
+    found = judge()
+    assert found == judge()
+    # The mean of what acceptance.py finds at the same anchors.
+    text = acceptance.Text("code", ids, len(prompt), len(ids) - 1)
+    _, tokens = acceptance.draft_everywhere(model, drafter, text, (0, 1, 2), 1, "cpu")
+    truth = acceptance.truth_after(text, tokens.shape[1], "cpu")
+    accepted = acceptance.chain_accepted(tokens, truth)
+    (batch,) = judge._batches
+    at = (batch.anchors[0] - len(prompt)).tolist()
+    assert len(set(at)) > len(accepted) // 2
+    assert found["accept"] == pytest.approx(sum(accepted[i] for i in at) / len(at), abs=1e-3)
+    right = (tokens[:, 0, 0] == truth[:, 1]).tolist()
+    assert found["first"] == pytest.approx(sum(right[i] for i in at) / len(at), abs=1e-3)
+    loss = drafting.draft_loss(
+        drafter, model, targets.features(model, batch.ids), batch.ids, batch.anchors, batch.lengths
+    )
+    assert found["loss"] == pytest.approx(loss.item(), abs=1e-3)
+
+
 def test_steps_lower_the_loss_and_leave_no_hidden_states_behind(target, model, tmp_path, capsys):
     torch.manual_seed(0)
     drafter = new_drafter(target)
     texts = [(2, torch.randint(8, 40, (size,)).tolist()) for size in (20, 40, 90, 200)]
-    steps = draft_steps.DraftSteps(drafter, model, (0, 1, 2), texts, 512, 16, "cpu")
+    steps = draft_steps.DraftSteps(drafter, model, (0, 1, 2), texts, 512, 16, 0.5, "cpu")
     first, alive = steps(0, 0.0).item(), weakref.ref(steps)
     optimizers, budget = muon(drafter, 0.02, "cpu"), fitting.Budget(51, 10.0, warmup=5)
     outcome = fitting.fit("t", drafter, steps, optimizers, budget, tmp_path / "c.pt", "cpu", drafted=48)
