@@ -8,6 +8,7 @@ whatever way, ends all of them, and a Ctrl-C at the terminal reaches only the pr
 """
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -65,7 +66,7 @@ class ServerProcess(SGLangClient):
         self.environment = dict(environment or {})
         self.log_path = log_path or _new_log_path()
         self._has_own_log = log_path is None
-        self.ready_seconds: float | None = None  # from start to the first answer
+        self.ready_seconds = math.nan  # from start to the first answer
         self._ready_timeout = ready_timeout
         self._grace = grace
         self._progress = progress or (lambda line: None)
