@@ -48,8 +48,8 @@ class TokenTree:
     node_counts: torch.Tensor  # [batch] int64: rows that are nodes, root included
     # [batch, width] float32: log-prob of the row's path, not increasing along the rows; -inf for padding
     scores: torch.Tensor
-    # [batch, width] int64: rotary positions, prefix length + depth; None where no lengths were given
-    positions: torch.Tensor | None = None
+    # [batch, width] int64: rotary positions, prefix length + depth; the depths where no lengths were given
+    positions: torch.Tensor
 
     @property
     def width(self) -> int:
@@ -57,7 +57,7 @@ class TokenTree:
 
     def first(self, batch: int) -> TokenTree:
         """The trees of the first ``batch`` requests, in the same memory."""
-        return TokenTree(**{name: None if it is None else it[:batch] for name, it in vars(self).items()})
+        return TokenTree(**{name: it[:batch] for name, it in vars(self).items()})
 
     def narrowed(self, width: int) -> TokenTree:
         """The tree of the best ``width`` rows, which are the first ones: rows stand best first."""
@@ -71,7 +71,7 @@ class TokenTree:
             masks=self.masks[:, rows, : mask_words(width)].contiguous(),
             node_counts=self.node_counts.clamp(max=width),
             scores=self.scores[:, rows],
-            positions=None if self.positions is None else self.positions[:, rows].contiguous(),
+            positions=self.positions[:, rows].contiguous(),
         )
 
 
@@ -96,16 +96,17 @@ def root_only_tree(root_tokens: torch.Tensor, width: int, prefix_lens: torch.Ten
     """A tree without candidates: the root and ``width - 1`` rows of padding."""
     batch, device = root_tokens.shape[0], root_tokens.device
     parents = torch.full((batch, width), -1, dtype=torch.int64, device=device)
+    depths = torch.zeros((batch, width), dtype=torch.int64, device=device)
     scores = torch.full((batch, width), -torch.inf, device=device)
     scores[:, 0] = 0.0
     return TokenTree(
         tokens=root_tokens[:, None].repeat(1, width),
         parents=parents,
-        depths=torch.zeros((batch, width), dtype=torch.int64, device=device),
+        depths=depths,
         masks=ancestor_masks(parents, max_depth=0),
         node_counts=torch.ones(batch, dtype=torch.int64, device=device),
         scores=scores,
-        positions=None if prefix_lens is None else prefix_lens.long()[:, None].repeat(1, width),
+        positions=depths if prefix_lens is None else prefix_lens.long()[:, None].repeat(1, width),
     )
 
 
@@ -124,7 +125,7 @@ def build_token_tree(
         log_probs: [batch, depths, candidates] floating point, at most 0 and not increasing along
             candidates. A candidate of ``-inf`` or NaN never enters the tree; such candidates come last.
         width: rows of the block, root included.
-        prefix_lens: [batch] integers, committed lengths; the tree then carries its rows' positions.
+        prefix_lens: [batch] integers, committed lengths, which the rows' positions lie behind.
 
     Returns:
         TokenTree on the device of ``root_tokens``.
@@ -225,7 +226,7 @@ def _best_prefixes(
         masks=ancestor_masks(parents, max_depth),
         node_counts=is_node.sum(1) + 1,
         scores=scores,
-        positions=None if prefix_lens is None else prefix_lens.long()[:, None] + depths,
+        positions=depths if prefix_lens is None else prefix_lens.long()[:, None] + depths,
     )
 
 

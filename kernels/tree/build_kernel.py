@@ -156,20 +156,21 @@ def build_token_tree_triton(
             "rows squared times positions must stay below 2**31"
         )
     like = {"dtype": torch.int64, "device": root_tokens.device}
+    tree_depths = torch.empty((batch, width), **like)
     tree = TokenTree(
         tokens=torch.empty((batch, width), **like),
         parents=torch.empty((batch, width), **like),
-        depths=torch.empty((batch, width), **like),
+        depths=tree_depths,
         masks=torch.empty((batch, width, words), **like),
         node_counts=torch.empty(batch, **like),
         scores=torch.empty((batch, width), dtype=torch.float32, device=root_tokens.device),
-        positions=None if prefix_lens is None else torch.empty((batch, width), **like),
+        positions=tree_depths if prefix_lens is None else torch.empty((batch, width), **like),
     )
     _build_tree[(batch,)](
         root_tokens.contiguous(), candidate_tokens.contiguous(), log_probs.contiguous(),
         None if prefix_lens is None else prefix_lens.contiguous(),
         tree.tokens, tree.parents, tree.depths, tree.masks, tree.node_counts, tree.scores,
-        tree.positions,
+        None if prefix_lens is None else tree.positions,
         depths, candidates, width, words,
         ROW_BITS=rows.bit_length() - 1, DEPTH_LANES=max(triton.next_power_of_2(depths + 1), WARP),
         WORD_BITS=WORD_BITS, WORD_LANES=mask_words(rows), num_warps=1,

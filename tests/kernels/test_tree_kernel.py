@@ -103,10 +103,12 @@ def test_scores_are_summed_in_float32_whatever_the_input(dtype):
     check(descending_log_probs(generator, 2, 15, 8, 2.0).to(dtype), 33)
 
 
-def test_positions_are_left_out_where_no_lengths_were_given():
+def test_positions_are_depths_where_no_lengths_were_given():
     arguments = to_device(inputs(torch.zeros(2, 3, 2), 4), DEVICE) | {"prefix_lens": None}
-    assert build_token_tree_triton(**arguments).positions is None
-    assert build_token_tree_torch(**arguments).positions is None
+    for build_it in (build_token_tree_triton, build_token_tree_torch):
+        tree = build_it(**arguments)
+        assert torch.equal(tree.positions, tree.depths)
+        assert tree.depths.max() > 0
 
 
 def test_a_tree_beyond_32_bits_is_refused():
