@@ -50,27 +50,30 @@ def flash_mla_refusal(shape: AttentionShape, page_size: int, capability: tuple[i
 class PrefixThenTree(VerifyAttention):
     """A dense prefix kernel, then tree and merge."""
 
+    _pages: PrefixPages  # of the forward being run: `prepare` sets it
+
     def __init__(self, slot_table: torch.Tensor, shape: AttentionShape, page_size: int):
         super().__init__(slot_table)
         self.shape, self.page_size = shape, page_size
         self._reserved: PrefixPages | None = None
-        self._pages: PrefixPages | None = None  # of the forward being run
 
     def reserve(self, max_batch: int, rows: int) -> None:
         # Graphs that were captured over it may stay: memory that is large enough is kept.
-        if not self._is_reserved(max_batch, rows):
+        if self._reserved_for(max_batch, rows) is None:
             self._reserved = PrefixPages.allocate(self.slot_table, self.page_size, max_batch, rows)
 
-    def _is_reserved(self, batch: int, rows: int) -> bool:
+    def _reserved_for(self, batch: int, rows: int) -> PrefixPages | None:
+        """The memory that was reserved, where such a batch fits."""
         reserved = self._reserved
-        return reserved is not None and reserved.holds(batch, rows)
+        return reserved if reserved is not None and reserved.holds(batch, rows) else None
 
     def prepare(self, request_ids: torch.Tensor, prefix_lens: torch.Tensor, rows: int) -> None:
         batch = request_ids.shape[0]
-        if self._is_reserved(batch, rows):
-            self._pages = self._reserved.first(batch)
-        else:
+        reserved = self._reserved_for(batch, rows)
+        if reserved is None:
             self._pages = PrefixPages.allocate(self.slot_table, self.page_size, batch, rows)
+        else:
+            self._pages = reserved.first(batch)
         fill_prefix_pages(self._pages, self.slot_table, request_ids, prefix_lens, self.page_size)
         self._schedule_prefix(self._pages)
 
@@ -131,12 +134,13 @@ class FA3(PrefixThenTree):
     result depends on lengths alone, so it is made once a forward.
     """
 
+    _schedule: torch.Tensor  # of the forward being run: `_schedule_prefix` sets it
+
     def __init__(self, slot_table: torch.Tensor, shape: AttentionShape, page_size: int):
         from sgl_kernel.flash_attn import flash_attn_with_kvcache, get_scheduler_metadata
 
         super().__init__(slot_table, shape, page_size)
         self._flash_attention, self._schedule_of = flash_attn_with_kvcache, get_scheduler_metadata
-        self._schedule: torch.Tensor | None = None
 
     def _schedule_prefix(self, pages: PrefixPages) -> None:
         (batch, rows), shape = pages.block_slots.shape, self.shape
@@ -167,6 +171,8 @@ class FA3(PrefixThenTree):
 class FlashMLA(PrefixThenTree):
     """FlashMLA's dense decoding kernel on the prefix."""
 
+    _schedule: tuple[torch.Tensor, torch.Tensor]  # of the forward being run: `_schedule_prefix` sets it
+
     def __init__(self, slot_table: torch.Tensor, shape: AttentionShape, page_size: int):
         # The interface imports without its library and would fail at the first call.
         from sgl_kernel import flashmla_ops  # noqa: F401
@@ -174,7 +180,6 @@ class FlashMLA(PrefixThenTree):
 
         super().__init__(slot_table, shape, page_size)
         self._flash_mla, self._schedule_of = flash_mla_with_kvcache, get_mla_metadata
-        self._schedule: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _schedule_prefix(self, pages: PrefixPages) -> None:
         rows = pages.block_slots.shape[1]

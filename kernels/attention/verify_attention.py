@@ -71,18 +71,25 @@ class VerifyAttention(ABC):
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         tree_mask: torch.Tensor | None,
-        **options: Any,
+        *,
+        softmax_scale: float,
+        logit_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of one layer; arguments and result are those of `tree_attention`."""
+        """Attention of one layer of the prepared forward, as `tree_attention` describes it.
+
+        These are the arguments that every implementation takes; others of `tree_attention` only some.
+        """
 
 
 class OneCall(VerifyAttention):
     """A function with the arguments of `tree_attention` that reads the slot table itself."""
 
+    _batch: tuple[torch.Tensor, torch.Tensor]  # of the forward being run: `prepare` sets it
+
     def __init__(self, slot_table: torch.Tensor, function: Callable[..., torch.Tensor]):
         super().__init__(slot_table)
         self._function = function
-        self._batch: tuple[torch.Tensor, torch.Tensor] | None = None  # of the forward being run
 
     def reserve(self, max_batch: int, rows: int) -> None:
         """Nothing: lengths and slots are read where they lie."""
