@@ -62,7 +62,7 @@ def check_installed_sglang() -> ContractReport:
         ModuleNotFoundError: SGLang is not installed.
     """
     spec = importlib.util.find_spec("sglang")
-    if spec is None:
+    if spec is None or spec.submodule_search_locations is None:
         raise ModuleNotFoundError("SGLang is not installed: pip install 'sglang-ddtree-patch[sglang]'")
     return check_releases(Path(next(iter(spec.submodule_search_locations))), _installed_version())
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 class ConfigurationError(ValueError):
@@ -16,17 +20,20 @@ def report_configuration_errors_in_one_line() -> None:
     ``sglang.launch_server`` resolves its arguments outside any error handling, so a refused setting
     would otherwise end in twenty lines of SGLang's own frames. The exit code stays 1.
     """
-    previous = sys.excepthook
-    if getattr(previous, "reports_configuration_errors", False):
-        return
+    if not isinstance(sys.excepthook, _InOneLine):
+        sys.excepthook = _InOneLine(sys.excepthook)
 
-    def report(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+
+class _InOneLine:
+    """An exception hook in front of the one that was there."""
+
+    def __init__(self, previous: Hook):
+        self._previous = previous
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         if issubclass(kind, ConfigurationError):
             print(f"sglang-ddtree-patch: error: {error}", file=sys.stderr, flush=True)
         else:
-            previous(kind, error, traceback)
-
-    report.reports_configuration_errors = True
-    sys.excepthook = report
+            self._previous(kind, error, traceback)

@@ -71,6 +71,7 @@ def _entry(path: str) -> Attribute:
 
 def _without_parameter(path: str, parameter: str) -> dict[str, Attribute]:
     entry = _entry(path)
+    assert entry.parameters is not None, f"{path} is no function"
     return {path: replace(entry, parameters=tuple(p for p in entry.parameters if p != parameter))}
 
 

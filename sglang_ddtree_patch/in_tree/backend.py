@@ -68,7 +68,7 @@ class InTreeVerifyBackend:
         self._slot_table = runner.req_to_token_pool.req_to_token
         self._attend = own_function(own_kernel(runner.device), runner.server_args.page_size)
         self._masks: torch.Tensor | None = None  # of the forward being run; None: the wrapped backend's
-        self._mask_buffer: torch.Tensor | None = None  # [max batch, width, words], for graphs
+        self._mask_buffers: dict[int, torch.Tensor] = {}  # by width: [max batch, width, words], for graphs
 
     def __getattr__(self, name: str) -> Any:
         if name == "wrapped":  # while the object is being built or copied
@@ -88,7 +88,8 @@ class InTreeVerifyBackend:
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Allocate what captured graphs read by address."""
         self.wrapped.init_cuda_graph_state(max_bs, max_num_tokens)
-        self._mask_buffer = chain_masks(max_bs, max_num_tokens // max_bs, self._slot_table.device)
+        width = max_num_tokens // max_bs
+        self._mask_buffers[width] = chain_masks(max_bs, width, self._slot_table.device)
 
     def init_forward_metadata_capture_cuda_graph(
         self,
@@ -102,7 +103,7 @@ class InTreeVerifyBackend:
     ) -> None:
         """Record the address of the masks; what they hold is a chain until a replay."""
         if forward_mode.is_target_verify():
-            self._masks = self._mask_buffer[:bs]
+            self._masks = self._mask_buffers[num_tokens // bs][:bs]
             return
         self._masks = None
         self.wrapped.init_forward_metadata_capture_cuda_graph(
@@ -139,7 +140,7 @@ class InTreeVerifyBackend:
             masks = chain_masks(requests, width, seq_lens.device)
         else:
             masks = block_masks(spec_info.custom_mask, seq_lens[:requests], width)
-        self._mask_buffer[:requests].copy_(masks)
+        self._mask_buffers[width][:requests].copy_(masks)
 
     def forward(
         self,

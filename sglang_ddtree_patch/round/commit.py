@@ -8,7 +8,7 @@ is stored rotated, so moving row ``a_k`` to offset ``k`` is all it takes. Paths 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
@@ -19,6 +19,9 @@ from sglang_ddtree_patch.kernels.device import has_kernels
 from sglang_ddtree_patch.kernels.tree.build import TokenTree
 from sglang_ddtree_patch.round.slots import RoundSlots
 
+if TYPE_CHECKING:  # its kernels need Triton, which is imported where they run
+    from sglang_ddtree_patch.kernels.commit import RowBuffers
+
 
 class TargetKVCommit:
     """Moves accepted rows in one KV pool: one launch where the layout is known, else the pool's own move.
@@ -28,14 +31,14 @@ class TargetKVCommit:
 
     def __init__(self, pool: Any):
         self._pool = pool
-        self._parts = None
+        self._parts: list[RowBuffers] | None = None
         parts = [pool.full_kv_pool, pool.swa_kv_pool] if type(pool) is SWAKVPool else [pool]
-        buffers = [row_buffers(part) for part in parts]
+        known = [buffers for part in parts if (buffers := row_buffers(part))]
         # ROCm's pools may lay blocks out otherwise.
-        if all(buffers) and has_kernels(buffers[0][0].device):
+        if len(known) == len(parts) and has_kernels(known[0][0].device):
             from sglang_ddtree_patch.kernels.commit import RowBuffers
 
-            self._parts = [RowBuffers.of(part) for part in buffers]
+            self._parts = [RowBuffers.of(buffers) for buffers in known]
 
     @property
     def is_recordable(self) -> bool:

@@ -18,17 +18,17 @@ from sglang_ddtree_patch.metrics.round_times import RoundTimes, Untimed
 from sglang_ddtree_patch.widths.choice import ChosenWidth, FixedWidth
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RoundResult(GenerationBatchResult):
     """SGLang's result of a decode batch, and how the round went."""
 
-    width: int = 0  # rows of the verify block
-    node_counts: torch.Tensor | None = None  # [batch] int64: rows that are nodes; None where nobody asks
-    times: RoundTimes | Untimed | None = None
-    context: int = 0  # tokens of all prefixes, or a bound of them
+    width: int  # rows of the verify block
+    node_counts: torch.Tensor | None  # [batch] int64: rows that are nodes; None where nobody asks
+    times: RoundTimes | Untimed
+    context: int  # tokens of all prefixes, or a bound of them
     # [batch, widths] float32, accept lengths to expect of the widths to choose from; on the host once copied
-    expected: torch.Tensor | None = None
-    choice: ChosenWidth | FixedWidth | None = None  # what the round is told to
+    expected: torch.Tensor | None
+    choice: ChosenWidth | FixedWidth  # what the round is told to
 
     def copy_to_cpu(self, *args: Any, **kwargs: Any) -> None:
         """Queue the copies; the parent's last one is followed by the event that says they are there."""
@@ -57,7 +57,7 @@ def settle_round(tokens: list[list[int]], processor: Any, result: Any, batch: An
         result.expected,
         result.times.step_seconds(),
     )
-    if not processor.metrics_reporter.current_scheduler_metrics_enabled:
+    if result.node_counts is None or not processor.metrics_reporter.current_scheduler_metrics_enabled:
         return
     # The same requests that SGLang counts: under overlap scheduling one that has ended takes part once more.
     counted = [i for i, req in enumerate(batch.reqs) if not (req.is_retracted or req.finished())]

@@ -55,8 +55,9 @@ class PenaltyHistory:
         self._counts.index_fill_(0, rows, 0)
         said = [(self._rows[request], token) for request in requests for token in request.output_ids]
         if said:
-            self._add(*async_h2d(said, dtype=torch.int64, device=device).T, rows.new_ones(len(said)))
-            penalties = self.of(batch, batch.seq_lens)
+            rows_of_said, tokens = async_h2d(said, dtype=torch.int64, device=device).T
+            self._add(rows_of_said, tokens, rows.new_ones(len(said)))
+            penalties = self._penalties(batch, batch.seq_lens)
             batch.sampling_info = dataclasses.replace(
                 batch.sampling_info,
                 acc_additive_penalties=penalties.additive(),
@@ -78,9 +79,12 @@ class PenaltyHistory:
             batch: SGLang's ScheduleBatch in a forward.
             lengths: [batch] tokens of each request, prompt and root included.
         """
-        requests = batch.reqs
-        if not any(is_penalized(request) for request in requests):
+        if not any(is_penalized(request) for request in batch.reqs):
             return None
+        return self._penalties(batch, lengths)
+
+    def _penalties(self, batch: Any, lengths: torch.Tensor) -> Penalties:
+        requests = batch.reqs
         device, params = self._counts.device, [request.sampling_params for request in requests]
         strengths = async_h2d(
             [(p.frequency_penalty, p.presence_penalty, p.repetition_penalty) for p in params],

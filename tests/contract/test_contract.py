@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -256,9 +257,10 @@ def test_a_mismatch_among_many_names_only_itself(tmp_path):
     assert mismatch.attribute.path == "sglang.srt.models.dflash.candidate_topk"
 
 
-def test_no_sglang_at_all_says_what_to_install(monkeypatch):
+@pytest.mark.parametrize("spec", [None, ModuleSpec("sglang", None)], ids=["nothing", "a file sglang.py"])
+def test_no_sglang_at_all_says_what_to_install(monkeypatch, spec):
     check_installed_sglang.cache_clear()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'sglang-ddtree-patch\[sglang\]'"):
         check_installed_sglang()
 
