@@ -165,6 +165,7 @@ class DemoServers:
         self, name: str, flags: Sequence[str], environment: Mapping[str, str]
     ) -> Iterator[ServerProcess]:
         """A ready server with these flags on top of the shared ones, its start shown in the view."""
+        device_flags: tuple[str, ...]
         if self.on_cpu:
             device_flags = ("--device", "cpu")
             environment = {**environment, **CPU_ENVIRONMENT}

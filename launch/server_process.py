@@ -101,6 +101,8 @@ class ServerProcess(SGLangClient):
     @property
     def pid(self) -> int:
         """The main process, whose children are the others."""
+        if self._running is None:
+            raise RuntimeError("the server has no process: it was not started, or has been stopped")
         return self._running.pid
 
     def log_tail(self, lines: int = LOG_LINES_IN_ERROR) -> str:

@@ -21,7 +21,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from sglang_ddtree_patch.contract_check import check_installed_sglang
 from sglang_ddtree_patch.launch.server_process import RunningServer, ServerStartError
@@ -37,37 +36,38 @@ WARM_MODULES = (
 
 
 class ServerTemplate:
-    """The warm process, seen from the program that wants servers.
+    """The warm process, seen from the program that wants servers. It starts here; the `with` block ends it.
 
     environment: what SGLang reads while it is being imported, above all SGLANG_PLATFORM. A server's own
     environment may add to it, and takes effect for what is read later.
     """
 
     def __init__(self, environment: Mapping[str, str]):
-        self._environment = dict(environment)
-        self._process: subprocess.Popen | None = None
-        self._log: IO[str] | None = None
-
-    def __enter__(self) -> "ServerTemplate":
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed at the end of the block)
         self._process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
-            env={**os.environ, **self._environment},
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
             start_new_session=True,
         )
+        # Asked for above, so they are there.
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin, self._process.stdout
+
+    def __enter__(self) -> "ServerTemplate":
         return self
 
     def __exit__(self, *exception: object) -> None:
         """End the template and every server that is left: it does so when its input closes, once warm."""
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._requests.close()
         self._process.terminate()  # heeded only while it is importing, when it has no servers
         self._process.wait()
-        self._process.stdout.close()
+        self._replies.close()
         self._log.close()
 
     def launch(
@@ -76,11 +76,11 @@ class ServerTemplate:
         """Fork a server; a `Launcher` for `ServerProcess`. The first call waits for the imports."""
         request = {"arguments": list(arguments), "environment": dict(environment), "log": str(log_path)}
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
         except BrokenPipeError:
             raise ServerStartError(self._failure()) from None
-        reply = self._process.stdout.readline()
+        reply = self._replies.readline()
         if not reply:
             raise ServerStartError(self._failure())
         return RunningServer(json.loads(reply)["pid"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import json
 import math
@@ -67,7 +68,7 @@ Launch = tuple[str, int, int, TreeAttentionConfig | None]  # shape, rows, batch,
 
 def launches_to_compile(options: argparse.Namespace) -> list[Launch]:
     """Every launch whose kernels differ from the others'."""
-    launches = [
+    launches: list[Launch] = [
         (shape, rows, batch, None)
         for shape in options.shapes
         for rows in options.rows
@@ -129,7 +130,7 @@ def time_config(
     error = relative_error(call(workload.request_ids[0]), expected)
     if not error <= WORST_ERROR:
         return math.nan, error
-    return graph_microseconds([lambda ids=ids: call(ids) for ids in workload.request_ids]), error
+    return graph_microseconds([functools.partial(call, ids) for ids in workload.request_ids]), error
 
 
 def time_contender(
@@ -234,8 +235,8 @@ def sweep(options: argparse.Namespace, deadline: float) -> None:
                         break
                     try:
                         spent, error = time_config(workload, rows, config, expected)
-                    except (triton.OutOfResources, RuntimeError) as error:
-                        print(f"FAILED {name} {rows} rows {config}: {error}", flush=True)
+                    except (triton.OutOfResources, RuntimeError) as failure:
+                        print(f"FAILED {name} {rows} rows {config}: {failure}", flush=True)
                         continue
                     if math.isnan(spent):
                         print(f"WRONG {name} {context} {rows} rows {config}: error {error}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,7 +62,7 @@ def kernel_calls(workload: Workload, rows: int, kernel: str) -> Calls:
     return [call(ids) for ids in workload.request_ids]
 
 
-def preparing_calls(workload: Workload, rows: int) -> Calls:
+def preparing_calls(workload: Workload, rows: int) -> list[Callable[[], None]]:
     """What the chosen kernel does once a forward."""
     shape = attention_shape(workload)
     attention = build_attention(
@@ -69,7 +70,7 @@ def preparing_calls(workload: Workload, rows: int) -> Calls:
     )
     attention.reserve(workload.batch, rows)
     return [
-        lambda ids=ids: attention.prepare(ids, workload.prefix_lens, rows) for ids in workload.request_ids
+        functools.partial(attention.prepare, ids, workload.prefix_lens, rows) for ids in workload.request_ids
     ]
 
 

@@ -50,8 +50,10 @@ class Record:
         """Take up the rows in the file.
 
         Raises:
-            ConfigurationError: the file cannot be read, or holds rows of other settings.
+            ConfigurationError: there is no file, it cannot be read, or holds rows of other settings.
         """
+        if self.path is None:
+            raise ConfigurationError("--resume needs --json FILE: the file to go on with.")
         try:
             found = json.loads(self.path.read_text())
             rows = found["rows"]
@@ -97,13 +99,10 @@ def open_record(record: Record, resume: bool) -> None:
             cannot be written.
     """
     path = record.path
-    if path is None:
-        if resume:
-            raise ConfigurationError("--resume needs --json FILE: the file to go on with.")
-        return
-    if is_file(path):
-        if not resume:
-            raise ConfigurationError(f"{path} is there: add --resume to go on with it, or remove it.")
+    is_there = path is not None and is_file(path)
+    if is_there and not resume:
+        raise ConfigurationError(f"{path} is there: add --resume to go on with it, or remove it.")
+    if resume and (is_there or path is None):
         record.resume()
     record.write_first()
 

@@ -11,7 +11,7 @@ import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from sglang_ddtree_patch.errors import ConfigurationError
 from sglang_ddtree_patch.launch.doctor.check import Check, ok, problem, warning
@@ -62,7 +62,7 @@ class ModelConfig:
         return int(factor * self.text.get("max_position_embeddings", DEFAULT_CONTEXT))
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

@@ -163,4 +163,5 @@ def check_discovered() -> Check:
         passed_over = f"SGLANG_PLATFORM={platform} makes SGLang pass it over"
         return problem(name, passed_over, "Unset SGLANG_PLATFORM.")
     (entry_point, *_) = found
+    assert entry_point.dist is not None  # entry_points() says of each whose it is
     return ok(name, f"{entry_point.value}, sglang-ddtree-patch {entry_point.dist.version}")

@@ -9,6 +9,7 @@ package's servers with --enable-metrics, and otherwise taken to be the width.
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,7 +134,7 @@ def measure(
             text = maker.make(context)
             try:
                 answer = ask(
-                    client, text, new_tokens, lambda now, k=kind: view.progress(progress(k, now, new_tokens))
+                    client, text, new_tokens, functools.partial(show_progress, view, kind, new_tokens)
                 )
             except NotMeasured as error:
                 view.end_progress()
@@ -149,8 +150,8 @@ def measure(
         add_verdicts(record, view)
 
 
-def progress(kind: str, answer: Answer, new_tokens: int) -> str:
-    return (
+def show_progress(view: LiveLine, kind: str, new_tokens: int, answer: Answer) -> None:
+    view.progress(
         f"{kind:<12}{answer.meta['prompt_tokens']:>9} {answer.progress.tokens[-1]} of {new_tokens} tokens, "
         f"{answer.wall_seconds:.1f} s"
     )

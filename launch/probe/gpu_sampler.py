@@ -6,6 +6,7 @@ rights, a virtual or partitioned GPU) is missing from the readings and said in `
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import threading
@@ -86,13 +87,16 @@ class Gpus:
 
     def read(self) -> list[Reading]:
         """One reading of each GPU."""
-        return [self._read(index, handle) for index, handle in self._handles.items()]
-
-    def _read(self, gpu: int, handle: Any) -> Reading:
         nvml = self._nvml
-        use = self._ask("utilization", nvml.nvmlDeviceGetUtilizationRates, handle)
-        power = self._ask("power", nvml.nvmlDeviceGetPowerUsage, handle)
-        limit = self._ask("the power limit", nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        if nvml is None:
+            return []
+        return [self._read(nvml, index, handle) for index, handle in self._handles.items()]
+
+    def _read(self, nvml: ModuleType, gpu: int, handle: Any) -> Reading:
+        ask = functools.partial(self._ask, nvml.NVMLError)
+        use = ask("utilization", nvml.nvmlDeviceGetUtilizationRates, handle)
+        power = ask("power", nvml.nvmlDeviceGetPowerUsage, handle)
+        limit = ask("the power limit", nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         return Reading(
             seconds=time.monotonic(),
             gpu=gpu,
@@ -100,15 +104,15 @@ class Gpus:
             memory_percent=None if use is None else use.memory,
             power_watts=None if power is None else power / 1000,
             power_limit_watts=None if limit is None else limit / 1000,
-            sm_mhz=self._ask("clocks", nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            sm_mhz_most=self._ask("clocks", nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-            memory_mhz=self._ask("clocks", nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            sm_mhz=ask("clocks", nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            sm_mhz_most=ask("clocks", nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+            memory_mhz=ask("clocks", nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
         )
 
-    def _ask(self, what: str, call, *arguments: Any) -> Any:
+    def _ask(self, refusal: type[Exception], what: str, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return call(*arguments)
-        except self._nvml.NVMLError as error:
+        except refusal as error:
             lack = f"{what}: NVML does not give it ({error})"
             if lack not in self.lacks:
                 self.lacks.append(lack)

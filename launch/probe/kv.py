@@ -48,9 +48,10 @@ def find_models(facts: ServerFacts, model: str | None, draft: str | None) -> KvB
         ConfigurationError: one that was named on the command line cannot be read.
     """
     kv = KvBytes(facts)
-    kv.target = _find(kv, "--model", model, facts.info["model_path"])
-    drafter = facts.info.get("speculative_draft_model_path")
-    if draft or (drafter and facts.algorithm in ONE_FORWARD_DRAFTERS):
+    kv.target = _find(kv, "--model", model, model or facts.info["model_path"])
+    reads_once = facts.algorithm in ONE_FORWARD_DRAFTERS
+    drafter = draft or (facts.info.get("speculative_draft_model_path") if reads_once else None)
+    if drafter:
         kv.draft = _find(kv, "--draft", draft, drafter)
     elif facts.algorithm is not None:
         kv.lacks.append(f"KV of the drafter: how often {facts.algorithm} reads it is not known here")
@@ -62,12 +63,12 @@ def find_models(facts: ServerFacts, model: str | None, draft: str | None) -> KvB
     return kv
 
 
-def _find(kv: KvBytes, option: str, given: str | None, said: str) -> ModelConfig | None:
+def _find(kv: KvBytes, option: str, given: str | None, path: str) -> ModelConfig | None:
     try:
-        return read_config(given or said)
+        return read_config(path)
     except ConfigurationError:
         if given:
             raise
         what = "KV bytes" if option == "--model" else "KV of the drafter"
-        kv.lacks.append(f"{what}: {said} has no config here, name one with {option}")
+        kv.lacks.append(f"{what}: {path} has no config here, name one with {option}")
         return None

@@ -54,9 +54,9 @@ class TextMaker:
     def make(self, tokens: int) -> str:
         return self._make_characters(int(tokens * self._characters_a_token))
 
-    def learn(self, text: str, tokens: int) -> None:
+    def learn(self, prompt: Prompt, tokens: int) -> None:
         """The server counted so many tokens in this text."""
-        self._characters_a_token = len(text) / tokens
+        self._characters_a_token = len(prompt) / tokens
 
     def learn_length(self, client: SGLangClient, shortest: int) -> None:
         """Have the server count the tokens of two texts, the second near the shortest length wanted."""
@@ -78,7 +78,7 @@ class TokenMaker:
     def make(self, tokens: int) -> list[int]:
         return ordinary_tokens(self._vocabulary, tokens, self._seed)
 
-    def learn(self, prompt: list[int], tokens: int) -> None:
+    def learn(self, prompt: Prompt, tokens: int) -> None:
         """There is nothing to learn: a token is a token."""
 
     def learn_length(self, client: SGLangClient, shortest: int) -> None:

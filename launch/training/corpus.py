@@ -82,7 +82,8 @@ def chat_text(question: str, answer: str, system: str | None = None) -> str:
 def question_and_answers(name: str, text: str) -> list[tuple[str, str]]:
     """Questions a reader could ask of one module, with the module's own words or code as answers."""
     module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    pairs, lines = [], text.splitlines()
+    pairs: list[tuple[str, str]] = []
+    lines = text.splitlines()
     try:
         tree = ast.parse(text)
     except SyntaxError:

@@ -56,7 +56,7 @@ class HFTarget:
         ]
         token = chosen or tokenizer.mask_token or (spare[-1] if spare else None)
         found = None if token is None else tokenizer.get_vocab().get(token)
-        if found is None:
+        if token is None or found is None:
             raise SystemExit(f"no mask token: {token!r} is not in the vocabulary; name one with --mask-token")
         return token, found
 

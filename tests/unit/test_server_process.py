@@ -76,6 +76,8 @@ def test_leaving_the_block_by_an_exception_ends_every_process(tmp_path):
         time.sleep(0.05)
     assert not is_running(child)
     assert not running.is_alive
+    with pytest.raises(RuntimeError, match="the server has no process"):
+        _ = running.pid
 
 
 def test_a_server_that_dies_early_is_reported_with_the_end_of_its_log(tmp_path):
