@@ -70,7 +70,7 @@ def fit(
         SystemExit: the loss is no number any more; the checkpoint is one of before.
         Unfinished: the clock (time.time()) has passed `until` before the budget was spent.
     """
-    step, seconds, smooth, best = 0, 0.0, None, None
+    step, seconds, smooth, best = 0, 0.0, math.nan, None
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=device)
         model.load_state_dict(state["model"])
@@ -99,7 +99,7 @@ def fit(
             value = loss.item()
             if not math.isfinite(value):
                 raise SystemExit(f"{label}: the loss is {value} at step {step}; try a lower --peak")
-            smooth = value if smooth is None else 0.8 * smooth + 0.2 * value
+            smooth = value if math.isnan(smooth) else 0.8 * smooth + 0.2 * value
             now = time.time()
             seconds = now - started
             progress = max(step / budget.steps, seconds / 60 / budget.minutes)
@@ -139,11 +139,11 @@ def fit(
 
 def better_of(best: dict | None, judged: dict[str, float], model, label: str) -> dict:
     """The best model so far, {"judged", "model"}, after one that was just judged; says how it was."""
-    is_better = best is None or judged["loss"] <= best["judged"]["loss"]
+    kept = None if best is None or judged["loss"] <= best["judged"]["loss"] else best
     told = ", ".join(f"{name} {value}" for name, value in judged.items())
-    print(f"[{label}] held back: {told}{' (the best)' if is_better else ''}", flush=True)
-    if not is_better:
-        return best
+    print(f"[{label}] held back: {told}{' (the best)' if kept is None else ''}", flush=True)
+    if kept is not None:
+        return kept
     return {"judged": judged, "model": {name: t.detach().clone() for name, t in model.state_dict().items()}}
 
 
