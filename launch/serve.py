@@ -184,11 +184,11 @@ def missing_flag(flags: Sequence[str]) -> str | None:
 
 
 def missing_model(flags: Sequence[str]) -> str | None:
-    """What to say of a model's path where nothing is; a Hugging Face name is left to SGLang."""
+    """What to say of a model's path where nothing is; names and URLs are left to SGLang."""
     given = given_flags(flags)
     for name in (*TARGET_FLAGS, *DRAFT_FLAGS):
         path = given.get(name, "")
-        if looks_local(path) and not Path(path).expanduser().exists():
+        if looks_local(path) and not Path(path).exists():
             return f"{name} {path}: nothing is there. Give a model's folder, or its Hugging Face name."
     return None
 

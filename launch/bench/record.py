@@ -42,7 +42,7 @@ class Record:
         Raises:
             ConfigurationError: it is there, or cannot be written.
         """
-        if self.path is not None and is_file(self.path):
+        if self.path is not None and holds_something(self.path):
             raise ConfigurationError(f"{self.path} is there: name another --json, or remove it.")
         self.write_first()
 
@@ -99,7 +99,7 @@ def open_record(record: Record, resume: bool) -> None:
             cannot be written.
     """
     path = record.path
-    is_there = path is not None and is_file(path)
+    is_there = path is not None and holds_something(path)
     if is_there and not resume:
         raise ConfigurationError(f"{path} is there: add --resume to go on with it, or remove it.")
     if resume and (is_there or path is None):
@@ -107,11 +107,20 @@ def open_record(record: Record, resume: bool) -> None:
     record.write_first()
 
 
-def is_file(path: Path) -> bool:
-    """Whether there is something there; raises ConfigurationError for a folder."""
+def holds_something(path: Path) -> bool:
+    """Whether a file is there, but for a record without rows, as an interrupt may leave one.
+
+    Raises:
+        ConfigurationError: it is a folder.
+    """
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder: name a file for --json.")
-    return path.exists()
+    if not path.exists():
+        return False
+    try:
+        return json.loads(path.read_text())["rows"] != []
+    except (OSError, ValueError, LookupError, TypeError):
+        return True
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -103,8 +103,8 @@ def read_config(path: str) -> ModelConfig:
 
 
 def looks_local(path: str) -> bool:
-    """Whether it can only be a path: a Hugging Face name is `NAME` or `OWNER/NAME`."""
-    return path.startswith(("/", ".", "~")) or path.count("/") > 1
+    """Whether it can only be a path on this machine, and no Hugging Face name or file, no URL."""
+    return path.startswith(("/", ".", "~"))
 
 
 def downloaded_config(name: str) -> Path | None:

@@ -12,7 +12,8 @@ the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -37,6 +38,16 @@ class Answerer(Protocol):
     def __enter__(self) -> Answer: ...
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None: ...
+
+
+@contextlib.contextmanager
+def callers(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that ask an answerer. Who leaves early does not wait for them: servers that stop end calls."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class ServedAnswers:

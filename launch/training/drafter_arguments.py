@@ -1,13 +1,15 @@
-"""The command line of train_drafter.py: defaults are those of 20 minutes on one H200."""
+"""The command line of train_drafter.py, for 20 minutes on one H200, and what holds a run to its settings."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from export import write_json
 from sampled_text import SHORTEST
 
 BENCH_PROMPTS = sorted(Path(__file__).parent.parent.glob("bench/prompts*.json"))
@@ -101,3 +103,18 @@ def parse() -> argparse.Namespace:
     if args.out.exists() and not args.out.is_dir():
         parser.error(f"--out: {args.out} is no folder")
     return args
+
+
+def hold_to_settings(path: Path, wanted: dict) -> None:
+    """Keep a new run's settings; refuse to go on with a run of others."""
+    if not path.exists():
+        write_json(path, wanted)
+        return
+    begun = json.loads(path.read_text())
+    different = [name for name in wanted if begun.get(name) != wanted[name]]
+    if different:
+        name = different[0]
+        raise SystemExit(
+            f"{path.parent} was begun with another {name}: {begun.get(name)} there, {wanted[name]} now. "
+            "Name another --out, or remove it."
+        )

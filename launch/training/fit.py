@@ -17,9 +17,8 @@ import torch
 Judge = Callable[[], dict[str, float]]
 
 SAVE_SECONDS = 60
-LOOK_EVERY = (
-    17  # prime to the data schedule; steps between reads of the clock: each read waits for the device
-)
+# Steps between reads of the clock, each of which waits for the device; prime to the data's schedule.
+LOOK_EVERY = 17
 
 
 @dataclass
@@ -139,7 +138,9 @@ def fit(
 
 def better_of(best: dict | None, judged: dict[str, float], model, label: str) -> dict:
     """The best model so far, {"judged", "model"}, after one that was just judged; says how it was."""
-    kept = None if best is None or judged["loss"] <= best["judged"]["loss"] else best
+    # A loss that is no number is beaten by any.
+    is_better = best is None or math.isnan(best["judged"]["loss"]) or judged["loss"] <= best["judged"]["loss"]
+    kept = None if is_better else best
     told = ", ".join(f"{name} {value}" for name, value in judged.items())
     print(f"[{label}] held back: {told}{' (the best)' if kept is None else ''}", flush=True)
     if kept is not None:

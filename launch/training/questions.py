@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from answers import Answer
+from answers import Answer, callers
 from hf_target import HFTarget
 
 HEAT = 0.9  # the temperature: at 1 some are no language, much below many are alike
@@ -39,7 +38,7 @@ def ask(
     def try_all(group: list[list[int]]) -> list[list[int]]:
         return answer(group, [HEAT] * len(group), MOST_TOKENS) if time.time() < until else []
 
-    with ThreadPoolExecutor(at_once) as pool:
+    with callers(at_once) as pool:
         made = [
             pair
             for group, said in zip(groups, pool.map(try_all, groups), strict=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
 import torch
-from answers import Answer
+from answers import Answer, callers
 from fit import Unfinished, save_whole
 
 SHORTEST = 8  # tokens of an answer worth learning from
@@ -58,7 +58,7 @@ def write_own_text(
     if time.time() > until:
         raise Unfinished(f"own text: {len(groups) - len(todo)} of {len(groups)} pieces are done")
 
-    with ThreadPoolExecutor(at_once) as pool:
+    with callers(at_once) as pool:
         asked: dict[Future, tuple[list[list[int]], Path]] = {}
 
         def keep_answered() -> None:
@@ -97,3 +97,8 @@ def read_own_text(folder: Path) -> list[tuple[int, list[int]]]:
     """(prompt length, prompt and answer) of every answer."""
     pieces = [torch.load(path) for path in sorted(folder.glob("piece-*.pt"))]
     return [pair for piece in pieces for pair in piece]
+
+
+def read_seconds(folder: Path) -> float:
+    """What it took to write own text, of all runs together."""
+    return float((folder / "seconds").read_text())

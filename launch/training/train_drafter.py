@@ -27,7 +27,6 @@ import json
 import random
 import sys
 import time
-from pathlib import Path
 
 import torch
 from acceptance import Text, evaluate
@@ -35,15 +34,15 @@ from answers import Answer, PlainAnswers, ServedAnswers, continue_batch
 from card import model_card
 from draft_steps import DraftSteps
 from drafter import Drafter, draft_config
-from drafter_arguments import parse
+from drafter_arguments import hold_to_settings, parse
 from export import write_json
-from fit import Budget, Unfinished, fit
+from fit import Budget, Unfinished, fit, save_whole
 from hf_target import HFTarget
 from optimizers import muon
 from prompts import make_prompts
 from questions import ask
 from safetensors.torch import load_file
-from sampled_text import SHORTEST, batches, read_own_text, write_own_text
+from sampled_text import SHORTEST, batches, read_own_text, read_seconds, write_own_text
 from validation import Validation, split
 
 from sglang_ddtree_patch.launch.int8_rows import expand, write_packed
@@ -56,27 +55,17 @@ MORE_TO_DO = 3
 INTERRUPTED = 130
 
 
-def hold_to_settings(path: Path, wanted: dict) -> None:
-    """Keep a new run's settings; refuse to go on with a run of others."""
-    if not path.exists():
-        write_json(path, wanted)
-        return
-    begun = json.loads(path.read_text())
-    different = [name for name in wanted if begun.get(name) != wanted[name]]
-    if different:
-        name = different[0]
-        raise SystemExit(
-            f"{path.parent} was begun with another {name}: {begun.get(name)} there, {wanted[name]} now. "
-            "Name another --out, or remove it."
-        )
-
-
 class Run:
     """One drafter's stages, and where each leaves its result."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.device, self.until = args, args.device, time.time() + 60 * args.run_minutes
         self.target = HFTarget(args.target, args.device)
+        if self.target.positions <= args.own_tokens + args.block:
+            raise SystemExit(
+                f"--own-tokens {args.own_tokens}: with a block of {args.block} they leave no room for a "
+                f"prompt in the target's {self.target.positions} positions."
+            )
         self.mask = self.target.mask_token(args.mask_token)
         self.layers = self.target.feature_layers(args.features)
         args.out.mkdir(parents=True, exist_ok=True)
@@ -88,7 +77,10 @@ class Run:
     def settings(self) -> dict:
         """What has to stay the same while a run is taken up: its stages build on one another."""
         args, target = self.args, json.dumps(self.target.config, sort_keys=True)
-        names = ("block", "layers", "intermediate", "prompts", "questions", "own_tokens", "soft")
+        names = (
+            "block", "layers", "intermediate", "prompts", "questions", "own_tokens", "soft",
+            "batch_rows", "batch_tokens", "longest",
+        )  # fmt: skip
         return {
             **{name: getattr(args, name) for name in names},
             "features": list(self.layers),
@@ -127,7 +119,8 @@ class Run:
                 began = time.time()  # a server's start comes on top: the text must not suffer by it
                 prompts = json.loads((args.out / "prompts.json").read_text())
                 minutes = OWN_SHARE * args.minutes
-                prompts += self.questions(answer, answerer.at_once, began + 60 * ASKING_SHARE * minutes)
+                asking_ends = min(self.until, began + 60 * ASKING_SHARE * minutes)
+                prompts += self.questions(answer, answerer.at_once, asking_ends)
                 longest = min(args.longest, target.positions - args.own_tokens - args.block)
                 ids = [found[:longest] for found in target.prompts_ids(prompts)]
                 groups = list(batches(ids, args.own_tokens, args.batch_tokens, args.batch_rows))
@@ -188,7 +181,7 @@ class Run:
             drafter,
             DraftSteps(drafter, target, self.layers, learned, *size_of_step, args.soft, self.device),
             muon(drafter, args.peak, self.device),
-            Budget(args.steps, args.minutes - read_seconds(args.out / "own") / 60),
+            Budget(args.steps, training_minutes(args.minutes, read_seconds(args.out / "own") / 60)),
             args.out / "train.pt",
             self.device,
             self.until,
@@ -196,8 +189,8 @@ class Run:
             judge=Validation(drafter, target, self.layers, held, *size_of_step, self.device),
         )
         write_json(args.out / "draft_config.json", config)
-        torch.save(drafter.state_dict(), path)
         self.note(train={**dataclasses.asdict(outcome), "parameters": size, "device": self.where()})
+        save_whole(drafter.state_dict(), path)  # last: where it is, the stage is over
 
     def export(self) -> None:
         packed = self.args.out / "packed"
@@ -264,8 +257,9 @@ class Run:
         (self.args.out / "packed" / "README.md").write_text(model_card(name, config, self.report))
 
 
-def read_seconds(folder: Path) -> float:
-    return float((folder / "seconds").read_text())
+def training_minutes(minutes: float, own_minutes: float) -> float:
+    """What own text left of its share goes to training; what it took beyond comes on top of `minutes`."""
+    return max(minutes - own_minutes, (1 - OWN_SHARE) * minutes)
 
 
 def main() -> int:

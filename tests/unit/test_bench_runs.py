@@ -50,6 +50,13 @@ def names(file: Path, *columns: str) -> list[tuple]:
     return [tuple(row[column] for column in columns) for row in read(file)["rows"]]
 
 
+def test_a_file_that_an_interrupt_left_without_rows_is_written_anew(tmp_path):
+    file = tmp_path / "serve.json"
+    file.write_text('{"device": "a machine", "rows": []}')
+    assert cli.main([*SERVE, "--json", str(file)]) == 0
+    assert names(file, "algorithm")
+
+
 def test_serve_writes_a_row_for_each_server_and_batch_size(tmp_path):
     file = tmp_path / "serve.json"
     assert cli.main([*SERVE, "--json", str(file)]) == 0

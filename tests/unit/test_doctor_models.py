@@ -114,7 +114,7 @@ def test_a_config_that_cannot_be_read_is_named(content, tmp_path):
         ("nobody/no-such-model", "hf download nobody/no-such-model config.json"),
         ("/nowhere/model", "/nowhere/model is no folder."),
         ("./nowhere", "./nowhere is no folder."),
-        ("some/way/down", "some/way/down is no folder."),
+        ("owner/model/file.gguf", "hf download owner/model/file.gguf config.json"),
     ],
 )
 def test_a_model_that_is_not_on_this_machine_is_said_with_what_to_type(path, said):

@@ -417,10 +417,10 @@ def test_what_no_run_can_be_asked_is_one_line(wrong, monkeypatch, capsys):
 
 def test_a_run_is_not_taken_up_with_other_settings(tmp_path):
     path, settings = tmp_path / "settings.json", {"block": 16, "features": [1, 2]}
-    train_drafter.hold_to_settings(path, settings)
-    train_drafter.hold_to_settings(path, dict(settings))
+    drafter_arguments.hold_to_settings(path, settings)
+    drafter_arguments.hold_to_settings(path, dict(settings))
     with pytest.raises(SystemExit, match="begun with another block: 16 there, 8 now"):
-        train_drafter.hold_to_settings(path, {**settings, "block": 8})
+        drafter_arguments.hold_to_settings(path, {**settings, "block": 8})
 
 
 def test_own_text_goes_on_where_it_ended(target, model, tmp_path, monkeypatch):
@@ -600,3 +600,27 @@ def test_the_mask_token_has_no_other_role_and_the_last_layer_feeds_nobody(target
         drafting.draft_config(
             target.config, mask=("x", 1), feature_layers=(3,), block=4, layers=1, intermediate=8
         )
+
+
+def test_a_loss_that_is_no_number_is_not_the_best_for_long(capsys):
+    model = torch.nn.Linear(1, 1)
+    best = None
+    for loss in (math.nan, 1.0, math.nan, 2.0):
+        best = fitting.better_of(best, {"loss": loss}, model, "train")
+    assert best["judged"] == {"loss": 1.0}
+
+
+def test_who_stops_while_servers_answer_does_not_wait_for_them():
+    ended = threading.Event()
+    started = time.monotonic()
+    with answers.callers(1) as pool:
+        pool.submit(ended.wait, 60)
+        waiting = pool.submit(ended.wait, 60)
+    assert waiting.cancelled()
+    assert time.monotonic() - started < 30
+    ended.set()
+
+
+@pytest.mark.parametrize(("own", "left"), [(0, 20), (5, 15), (8, 12), (9, 12), (60, 12)])
+def test_training_has_its_share_of_the_minutes_however_long_own_text_took(own, left):
+    assert train_drafter.training_minutes(20, own) == pytest.approx(left)
