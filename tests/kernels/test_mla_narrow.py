@@ -6,6 +6,7 @@ import pytest
 import torch
 from tree_attention_inputs import MLA, Case, exact, make_inputs
 
+from sglang_ddtree_patch.kernels.attention.hopper import cuda_source
 from sglang_ddtree_patch.kernels.attention.hopper.cuda_source import compile_source, narrow_source
 
 MLA_8, MLA_16 = (MLA.with_(heads=heads, page_size=64) for heads in (8, 16))
@@ -24,6 +25,24 @@ def test_it_compiles_without_spills_or_serialized_products(columns, pieces, half
     assert "Performance Loss" not in log, log
     assert re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", log) == ["0"] * 3, log
     assert "Used 128 registers" in log, log  # all that 512 threads may begin with
+
+
+def test_machine_code_is_kept_and_a_damaged_file_is_made_anew(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled = []
+
+    def compile_once(source):
+        compiled.append(source)
+        return cuda_source.ELF + source.encode(), ""
+
+    monkeypatch.setattr(cuda_source, "compile_source", compile_once)
+    for _ in range(2):
+        assert cuda_source.cached_code("one") == cuda_source.ELF + b"one"
+    assert compiled == ["one"]
+    (file,) = tmp_path.rglob("kernel.cubin")
+    file.write_bytes(b"")
+    assert cuda_source.cached_code("one") == cuda_source.ELF + b"one"
+    assert file.read_bytes() == cuda_source.ELF + b"one"
 
 
 @pytest.fixture

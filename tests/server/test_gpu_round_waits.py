@@ -12,6 +12,8 @@ import json
 import os
 import threading
 import time
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -95,7 +97,11 @@ def test_a_steady_round_waits_and_launches_no_more_than_dflash(tmp_path: Path) -
     print(json.dumps(waits))
     if path := os.environ.get("DDTREE_RESULTS_WAITS"):
         record = {
-            "device": torch.cuda.get_device_name(), "model": MODEL,
+            "device": torch.cuda.get_device_name(),
+            "versions": {name: version(name) for name in ("sglang", "torch", "triton")},
+            "command": "pytest -m gpu tests/server/test_gpu_round_waits.py",
+            "date": date.today().isoformat(),
+            "model": MODEL,
             "waits_a_round": waits, "host_costs_a_round": costs,
         }  # fmt: skip
         Path(path).write_text(json.dumps(record, indent=1) + "\n")

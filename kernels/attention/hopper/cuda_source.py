@@ -15,6 +15,7 @@ import torch
 
 HERE = Path(__file__).parent
 ARCHITECTURE = "sm_90a"
+ELF = b"\x7fELF"  # how machine code begins
 NARROW_FILES = ("mla_narrow_ring.cuh", "mla_narrow_keys.cuh", "mla_narrow.cu")
 
 
@@ -66,10 +67,14 @@ def compile_source(source: str, options: Sequence[str] = ()) -> tuple[bytes, str
     """Machine code for Hopper, and what compiler and assembler said of it. Needs no GPU.
 
     Raises:
-        CompileError: the source is wrong.
+        CompileError: the source is wrong, or NVRTC is missing.
     """
     # PyTorch has loaded the library it was built for; by its name alone the same one is found again.
-    nvrtc = ctypes.CDLL(f"libnvrtc.so.{torch.version.cuda.split('.')[0]}")
+    name = f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"
+    try:
+        nvrtc = ctypes.CDLL(name)
+    except OSError as error:
+        raise CompileError(f"PyTorch's compiler for CUDA, {name}, cannot be loaded: {error}") from error
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
     flags = [option.encode() for option in (f"--gpu-architecture={ARCHITECTURE}", "--std=c++17", *options)]
@@ -103,7 +108,9 @@ def cached_code(source: str) -> bytes:
     cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
     name = "kernel.cubin"
     if (path := cache.get_file(name)) is not None:
-        return Path(path).read_bytes()
+        code = Path(path).read_bytes()
+        if code.startswith(ELF):  # else the file was damaged: it is made anew
+            return code
     code, _ = compile_source(source)
     cache.put(code, name)
     return code
